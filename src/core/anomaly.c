@@ -13,27 +13,20 @@
 
 #ifdef MPTRAIN_NO_WATCH
 
+MPT__BEGIN_ABSENT
 static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
     return mpt__absent(ctx, call, "what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
-static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
-    (void)ctx, (void)user, (void)what;
-}
-static void mpt__anomaly_free(mpt_context *ctx) { (void)ctx; }
+static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {}
+static void mpt__anomaly_free(mpt_context *ctx) {}
 
 mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
-    (void)on;
     return mpt__watch_missing(ctx, "mpt_anomaly_mode");
 }
-mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
-    (void)ctx;
-    return MPT_ANOMALY_NONE;
-}
-const char *mpt_anomaly_text(mpt_context *ctx) {
-    (void)ctx;
-    return "";
-}
+mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) { return MPT_ANOMALY_NONE; }
+const char *mpt_anomaly_text(mpt_context *ctx) { return ""; }
+MPT__END_ABSENT
 
 #else
 

@@ -23,41 +23,38 @@ mpt_table_config mpt_table_config_default(void) {
 
 #ifdef MPTRAIN_NO_TABLES
 
-static bool mpt__no_tables(mpt_context *ctx, const char *call) {
-    if (!mpt__enter(ctx, call)) return false;
-    return mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)");
+MPT__BEGIN_ABSENT
+static mpt_status mpt__no_tables(mpt_context *ctx, const char *call) {
+    return mpt__absent(ctx, call, "tables (MPTRAIN_NO_TABLES)");
+}
+static mpt_dataset mpt__no_table(mpt_context *ctx, const char *call) {
+    mpt__no_tables(ctx, call);
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
-    (void)path, (void)config;
-    mpt__no_tables(ctx, "mpt_csv");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__no_table(ctx, "mpt_csv");
 }
 
 mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    (void)text, (void)bytes, (void)config;
-    mpt__no_tables(ctx, "mpt_csv_memory");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__no_table(ctx, "mpt_csv_memory");
 }
 
 mpt_status mpt_table_fit(mpt_dataset part, bool standardise) {
-    (void)standardise;
-    mpt__no_tables(part.context, "mpt_table_fit");
-    return mpt__status_of(part.context);
+    return mpt__no_tables(part.context, "mpt_table_fit");
 }
 
 const char *mpt_column_name(mpt_dataset table, int64_t input) {
-    (void)input;
     mpt__no_tables(table.context, "mpt_column_name");
     return NULL;
 }
 
 const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
-    (void)input, (void)code;
     mpt__no_tables(table.context, "mpt_category_name");
     return NULL;
 }
+MPT__END_ABSENT
 
 #else
 

@@ -20,23 +20,19 @@
 
 #ifdef MPTRAIN_NO_TABLES
 
+MPT__BEGIN_ABSENT
 mpt_status mpt_table_save(mpt_dataset table, const char *path) {
-    (void)path;
-    mpt__no_tables(table.context, "mpt_table_save");
-    return mpt__status_of(table.context);
+    return mpt__no_tables(table.context, "mpt_table_save");
 }
 
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
-    (void)path;
-    mpt__no_tables(ctx, "mpt_table_load");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__no_table(ctx, "mpt_table_load");
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    (void)text, (void)bytes;
-    mpt__no_tables(ctx, "mpt_table_load_memory");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__no_table(ctx, "mpt_table_load_memory");
 }
+MPT__END_ABSENT
 
 #else
 

@@ -32,23 +32,21 @@ static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
 
 #ifdef MPTRAIN_NO_TEXT
 
-static void mpt__tokenizer_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
+MPT__BEGIN_ABSENT
+static void mpt__tokenizer_free(mpt_context *ctx, void *object) {}
 
 static mpt_tokenizer mpt__no_tokenizer(mpt_context *ctx, const char *call) {
     mpt_tokenizer none = {ctx, 0, 0};
-    if (mpt__enter(ctx, call))
-        mpt__error(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)");
+    mpt__absent(ctx, call, "tokenizers (MPTRAIN_NO_TEXT)");
     return none;
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    (void)path;
     return mpt__no_tokenizer(ctx, "mpt_char_tokenizer");
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    (void)vocabulary_path, (void)merges_path;
     return mpt__no_tokenizer(ctx, "mpt_bpe_tokenizer");
 }
 
@@ -58,21 +56,18 @@ int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 }
 
 int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
-    (void)text, (void)bytes;
     mpt__no_tokenizer(tokenizer.context, "mpt_token_of");
     return -1;
 }
 
 int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
                    int64_t capacity) {
-    (void)text, (void)bytes, (void)tokens, (void)capacity;
     mpt__no_tokenizer(tokenizer.context, "mpt_encode");
     return -1;
 }
 
 int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
                    int64_t capacity) {
-    (void)tokens, (void)count, (void)text, (void)capacity;
     mpt__no_tokenizer(tokenizer.context, "mpt_decode");
     return -1;
 }
@@ -84,10 +79,10 @@ mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
 
 mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                           const mpt_window_config *config) {
-    (void)path, (void)config;
     mpt__no_tokenizer(tokenizer.context, "mpt_text_file");
     return mpt__dataset_handle(tokenizer.context, NULL);
 }
+MPT__END_ABSENT
 
 #else
 

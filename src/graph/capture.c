@@ -14,18 +14,16 @@
 
 #ifdef MPTRAIN_NO_GRAPH
 
-static void mpt__captured_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
-static void mpt__slice_end(mpt_context *ctx) { (void)ctx; }
+MPT__BEGIN_ABSENT
+static void mpt__captured_free(mpt_context *ctx, void *object) {}
+static void mpt__slice_end(mpt_context *ctx) {}
 
 static mpt_status mpt__capture_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED, "built without captured steps (MPTRAIN_NO_GRAPH)");
+    return mpt__absent(ctx, call, "captured steps (MPTRAIN_NO_GRAPH)");
 }
 
 mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
     mpt_captured none;
-    (void)fn, (void)user;
     mpt__capture_missing(ctx, "mpt_capture");
     mpt__zero(none);
     none.context = ctx;
@@ -42,16 +40,15 @@ mpt_status mpt_captured_destroy(mpt_captured handle) {
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
-    (void)x, (void)y;
     return mpt__capture_missing(handle.context, "mpt_captured_step");
 }
 
 mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
                           bool *done) {
-    (void)x, (void)y, (void)seconds;
     if (done) *done = false;
     return mpt__capture_missing(handle.context, "mpt_step_slice");
 }
+MPT__END_ABSENT
 
 #else
 

@@ -203,6 +203,19 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__END_UNUSED
 #endif
 
+/* Around what stands for functions that a build leaves out: they look at no parameter. */
+#if defined(__GNUC__)
+#define MPT__BEGIN_ABSENT \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wunused-parameter\"")
+#define MPT__END_ABSENT _Pragma("GCC diagnostic pop")
+#elif defined(_MSC_VER)
+#define MPT__BEGIN_ABSENT __pragma(warning(push)) __pragma(warning(disable : 4100))
+#define MPT__END_ABSENT __pragma(warning(pop))
+#else
+#define MPT__BEGIN_ABSENT
+#define MPT__END_ABSENT
+#endif
+
 /* How hard gcc works on regions of rooms under -O2 and more: half of the time that gcc takes at -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
    the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no

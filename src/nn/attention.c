@@ -372,6 +372,7 @@ mpt_module mpt_nn_hash_grid(mpt_context *ctx, const mpt_hash_grid_config *config
 
 #else
 
+MPT__BEGIN_ABSENT
 static mpt_status mpt__no_attention_in(mpt_context *ctx, const char *call) {
     return mpt__absent(ctx, call, "attention and embedding (MPTRAIN_NO_ATTENTION)");
 }
@@ -380,11 +381,9 @@ static mpt_module mpt__no_attention_layer(mpt_context *ctx, const char *call) {
     return mpt__module_handle(ctx, NULL);
 }
 mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
-    (void)batch, (void)capacity;
     return mpt__no_attention_in(net.context, "mpt_cache_begin");
 }
 mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
-    (void)length;
     return mpt__no_attention_in(net.context, "mpt_cache_rewind");
 }
 mpt_status mpt_cache_end(mpt_module net) {
@@ -395,22 +394,19 @@ int64_t mpt_cache_length(mpt_module net) {
     return -1;
 }
 mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
-    (void)count, (void)width, (void)padding_index;
     return mpt__no_attention_layer(ctx, "mpt_nn_embedding");
 }
 mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
-    (void)width, (void)heads, (void)config;
     return mpt__no_attention_layer(ctx, "mpt_nn_multi_head_attention");
 }
 mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
-    (void)gate;
     return mpt__no_attention_layer(ctx, "mpt_nn_glu");
 }
 mpt_module mpt_nn_hash_grid(mpt_context *ctx, const mpt_hash_grid_config *config) {
-    (void)config;
     return mpt__no_attention_layer(ctx, "mpt_nn_hash_grid");
 }
+MPT__END_ABSENT
 
 #endif
 

@@ -17,17 +17,16 @@ mpt_fp8_config mpt_fp8_config_default(void) {
 
 #ifdef MPTRAIN_NO_FP8
 
+MPT__BEGIN_ABSENT
 mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
-    (void)dtype, (void)saturate;
-    return mpt__misused(x.context, "mpt_cast_fp8", UNSUPPORTED,
-                        "built without fp8 (MPTRAIN_NO_FP8)");
+    mpt__absent(x.context, "mpt_cast_fp8", "fp8 (MPTRAIN_NO_FP8)");
+    return mpt__null(x.context);
 }
 
 mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
-    (void)config;
-    mpt__misuse(module.context, "mpt_fp8", UNSUPPORTED, "built without fp8 (MPTRAIN_NO_FP8)");
-    return mpt__status_of(module.context);
+    return mpt__absent(module.context, "mpt_fp8", "fp8 (MPTRAIN_NO_FP8)");
 }
+MPT__END_ABSENT
 
 #else
 

@@ -11,14 +11,14 @@
 
 #ifdef MPTRAIN_NO_WATCH
 
+MPT__BEGIN_ABSENT
 mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user) {
-    (void)fn, (void)user;
     return mpt__watch_missing(module.context, "mpt_hook_forward");
 }
 mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user) {
-    (void)fn, (void)user;
     return mpt__watch_missing(module.context, "mpt_hook_backward");
 }
+MPT__END_ABSENT
 
 #else
 

@@ -575,21 +575,18 @@ mpt_rope_config mpt_rope_config_default(void) {
 
 #ifdef MPTRAIN_NO_ATTENTION
 
+MPT__BEGIN_ABSENT
 mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
-    (void)weight, (void)padding_index;
     return mpt__no_attention(ids, "mpt_embedding");
 }
 mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                             const mpt_attention_config *config) {
-    (void)k, (void)v, (void)config;
     return mpt__no_attention(q, "mpt_scaled_dot_product_attention");
 }
 mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
-    (void)config;
     return mpt__no_attention(x, "mpt_rope");
 }
 mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
-    (void)dim, (void)gate;
     return mpt__no_attention(x, "mpt_glu");
 }
 mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest) {
@@ -598,9 +595,9 @@ mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64
 }
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                     const mpt_nll_config *config) {
-    (void)weight, (void)targets, (void)config;
     return mpt__no_attention(x, "mpt_linear_cross_entropy");
 }
+MPT__END_ABSENT
 
 #else
 

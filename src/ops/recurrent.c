@@ -18,22 +18,21 @@ mpt_cell_config mpt_cell_config_default(void) {
 
 #ifdef MPTRAIN_NO_RECURRENT
 
+MPT__BEGIN_ABSENT
 static mpt_tensor mpt__no_recurrent(mpt_tensor x, const char *name) {
     mpt__absent(x.context, name, "recurrent layers (MPTRAIN_NO_RECURRENT)");
     return mpt__null(x.context);
 }
 mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
-    (void)how, (void)h;
     return mpt__no_recurrent(x, "mpt_rnn");
 }
 mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
-    (void)how, (void)h, (void)c;
     return mpt__no_recurrent(x, "mpt_lstm");
 }
 mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
-    (void)how, (void)h;
     return mpt__no_recurrent(x, "mpt_gru");
 }
+MPT__END_ABSENT
 
 #else
 

@@ -8,8 +8,8 @@
 
 #ifdef MPTRAIN_NO_RESUME
 
+MPT__BEGIN_ABSENT
 size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text, size_t size) {
-    (void)path;
     mpt__text_make(text, size);
     mpt__resume_missing(ctx, "mpt_checkpoint_difference");
     return 0;
@@ -17,17 +17,17 @@ size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text,
 
 size_t mpt_snapshot_difference(mpt_context *ctx, const void *block, size_t bytes, char *text,
                                size_t size) {
-    (void)block, (void)bytes;
     mpt__text_make(text, size);
     mpt__resume_missing(ctx, "mpt_snapshot_difference");
     return 0;
 }
+MPT__END_ABSENT
 
 #else
 
 /* The other run: a file, or a block, and what was found. */
 typedef struct {
-    mpt__archive *archive;  /* NULL: the snapshot */
+    mpt__archive *archive; /* NULL: the snapshot */
     mpt__snapshot snapshot;
     mpt__text text;
     uint8_t *chunk;

@@ -33,16 +33,14 @@ static mpt_fit_result mpt__fit_nothing(void) {
 
 #ifdef MPTRAIN_NO_FIT
 
+MPT__BEGIN_ABSENT
 static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED,
-                      "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
+    return mpt__absent(ctx, call, "fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
 mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                        const mpt_fit_config *config) {
     mpt_fit_result result = mpt__fit_nothing();
-    (void)config;
     result.status = mpt__fit_missing(
         mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
     return result;
@@ -50,13 +48,13 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
 
 mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     mpt_evaluation evaluation;
-    (void)precision;
     mpt__zero(evaluation);
     evaluation.loss = evaluation.accuracy = MPT__NAN_F64;
     evaluation.status =
         mpt__fit_missing(mpt__fit_context(net.context, loader.context, NULL), "mpt_evaluate");
     return evaluation;
 }
+MPT__END_ABSENT
 
 #else
 
@@ -284,15 +282,15 @@ typedef struct {
     double trained;         /* seconds, without validation and callbacks */
     double best;            /* validation loss, infinite before the first */
     int epochs_without_better;
-    bool under_way;   /* an epoch has begun, and is not judged yet */
-    bool stop;        /* asked for by the callback or by patience */
-    bool guards;      /* stop_on_nan, and no scaler has the say */
-    bool saved, told; /* a checkpoint; where validation was not finite */
+    bool under_way;       /* an epoch has begun, and is not judged yet */
+    bool stop;            /* asked for by the callback or by patience */
+    bool guards;          /* stop_on_nan, and no scaler has the say */
+    bool saved, told;     /* a checkpoint; where validation was not finite */
     int64_t steps_before; /* of earlier processes */
-    int64_t lost;     /* step whose loss was the first not to be finite; 0: none */
-    double others;    /* seconds that the loader of `train` waited for others than the fit */
-    uint32_t kept;    /* storage of weights and buffers; 0: none */
-    int kept_epoch;   /* behind which they are from */
+    int64_t lost;         /* step whose loss was the first not to be finite; 0: none */
+    double others;        /* seconds that the loader of `train` waited for others than the fit */
+    uint32_t kept;        /* storage of weights and buffers; 0: none */
+    int kept_epoch;       /* behind which they are from */
     mpt_progress progress;
     mpt_fit_result result;
 } mpt__fit;
@@ -623,8 +621,7 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
     else if (config->patience < 0)
         mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
     else if (config->save_every < 0)
-        mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more",
-                   config->save_every);
+        mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more", config->save_every);
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(ctx, ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");

@@ -17,17 +17,17 @@ mpt_lbfgs_config mpt_lbfgs_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
+MPT__BEGIN_ABSENT
 mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
-    (void)config;
     mpt__watch_missing(module.context, "mpt_lbfgs");
     return mpt__optimizer_handle(module.context, NULL);
 }
 
 double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user) {
-    (void)closure, (void)user;
     mpt__watch_missing(optimizer.context, "mpt_lbfgs_step");
     return MPT__NAN_F64;
 }
+MPT__END_ABSENT
 
 #else
 

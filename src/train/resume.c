@@ -13,18 +13,16 @@
 
 #ifdef MPTRAIN_NO_RESUME
 
+MPT__BEGIN_ABSENT
 static mpt_status mpt__resume_missing(mpt_context *ctx, const char *call) {
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)");
+    return mpt__absent(ctx, call, "whole trainings (MPTRAIN_NO_RESUME)");
 }
 
 mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
-    (void)path;
     return mpt__resume_missing(ctx, "mpt_checkpoint_save");
 }
 
 mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
-    (void)path;
     return mpt__resume_missing(ctx, "mpt_checkpoint_load");
 }
 
@@ -34,12 +32,10 @@ int64_t mpt_snapshot_bytes(mpt_context *ctx) {
 }
 
 mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
-    (void)block, (void)bytes;
     return mpt__resume_missing(ctx, "mpt_snapshot");
 }
 
 mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
-    (void)block, (void)bytes;
     return mpt__resume_missing(ctx, "mpt_restore");
 }
 
@@ -47,6 +43,7 @@ uint64_t mpt_state_hash(mpt_context *ctx) {
     mpt__resume_missing(ctx, "mpt_state_hash");
     return 0;
 }
+MPT__END_ABSENT
 
 #else
 

@@ -39,9 +39,9 @@ bool mpt_stop_requested(const mpt_context *ctx) {
 
 #ifdef MPTRAIN_NO_RESUME
 
+MPT__BEGIN_ABSENT
 mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
                                const mpt_checkpoint_config *config) {
-    (void)folder, (void)config;
     return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
@@ -50,7 +50,6 @@ mpt_status mpt_checkpoint_step(mpt_context *ctx) {
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
-    (void)value;
     return mpt__resume_missing(ctx, "mpt_checkpoint_best");
 }
 
@@ -63,7 +62,8 @@ mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
     return mpt__checkpoint_nothing();
 }
 
-static void mpt__series_free(mpt_context *ctx) { (void)ctx; }
+static void mpt__series_free(mpt_context *ctx) {}
+MPT__END_ABSENT
 
 #else
 

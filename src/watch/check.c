@@ -16,6 +16,7 @@ mpt_gradcheck_config mpt_gradcheck_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
+MPT__BEGIN_ABSENT
 mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on) {
     return on ? mpt__watch_missing(optimizer.context, "mpt_error_if_nonfinite") : MPT_OK;
 }
@@ -29,12 +30,10 @@ mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
 }
 
 mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
-    (void)low, (void)high, (void)counts, (void)bins;
     return mpt__watch_missing(tensor.context, "mpt_histogram");
 }
 
 size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
-    (void)gradients;
     mpt__text_make(text, size);
     mpt__watch_missing(module.context, "mpt_histograms");
     return 0;
@@ -42,7 +41,6 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
 
 mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
                          int n_in, const mpt_gradcheck_config *config) {
-    (void)fn, (void)user, (void)in, (void)n_in, (void)config;
     return mpt__watch_missing(ctx, "mpt_gradcheck");
 }
 
@@ -51,6 +49,7 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
     mpt__watch_missing(ctx, "mpt_determinism");
     return 0;
 }
+MPT__END_ABSENT
 
 #else
 

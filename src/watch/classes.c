@@ -18,21 +18,20 @@ static mpt_scores mpt__no_scores(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
+MPT__BEGIN_ABSENT
 mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes) {
-    (void)targets, (void)counts, (void)classes;
     return mpt__watch_missing(outputs.context, "mpt_confusion");
 }
 
 mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
-    (void)counts, (void)classes, (void)which;
     return mpt__no_scores();
 }
 
 mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
-    (void)count, (void)replacement;
     mpt__watch_missing(weights.context, "mpt_multinomial");
     return mpt__null(weights.context);
 }
+MPT__END_ABSENT
 
 #else
 
