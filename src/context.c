@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * context.c: contexts: made, destroyed, cleared of errors.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CONTEXT_INCLUDED
 #define MPT__CONTEXT_INCLUDED
 

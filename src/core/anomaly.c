@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
  *
  * Every step is recorded, with a note of each launch that made a non-finite value. If the loss or
  * gradients are not finite before an update, or at the end of the step, its launches run once more
  * in memory of their own, where whatever was fp16 or bf16 is fp32. The first launch that is finite
  * there is where precision failed. If there is none the values themselves are at fault.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_ANOMALY_INCLUDED
 #define MPT__CORE_ANOMALY_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * core/autocast.c: which precision an op runs in, and the cast forms of weights.
  *
  * One policy for all devices. Kernels convert on load and round once on store, so a policy only has
  * to choose two dtypes: the one that GEMM rounds its inputs to, and that of the result. No cast
  * tensor is ever made for an activation, and the original is what backward saves.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_AUTOCAST_INCLUDED
 #define MPT__CORE_AUTOCAST_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * core/autograd.c: op calls, the tape, backward.
  *
  * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
  * record holds its inputs' slots: the graph lives exactly as long as something can still use it.
  * Backward walks it from the loss, depth first by input number, and so never depends on the order
  * in which a compiler evaluated the arguments of a call.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_AUTOGRAD_INCLUDED
 #define MPT__CORE_AUTOGRAD_INCLUDED
 

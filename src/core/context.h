@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * core/context.h: what a context holds, and the contract between the wings above it.
  *
  * Read this room first: every struct that more than one room touches stands here.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_CONTEXT_INCLUDED
 #define MPT__CORE_CONTEXT_INCLUDED
 

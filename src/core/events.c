@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * core/events.c: who hears what.
  *
  * Nobody below knows who is above: a feature that has to hear of a step's end, say, listens to that
  * event from when it starts until it ends. What nobody listens to costs the test of a bit.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_EVENTS_INCLUDED
 #define MPT__CORE_EVENTS_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * core/inspect.c: what a context tells: its launches, where NaN began, counters, metrics, what it
  * is and holds, errors.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_INSPECT_INCLUDED
 #define MPT__CORE_INSPECT_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * core/recorder.c: recordings of launches, and their replay.
  *
  * A recording owns copies of launches. Storages that were there before it began are held by
  * reference and replayed in place; storages made inside keep their ids for the recording alone, and
  * replay gives them memory of its own.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_RECORDER_INCLUDED
 #define MPT__CORE_RECORDER_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * core/share.c: memory that several contexts read.
  *
  * What a context lends belongs, from then on, to all that have it, and goes back to the allocator
  * that it came from with the last of them, on whatever thread that ends. As long as there are two,
  * nobody may write it: launches, uploads and whoever asks before are refused.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_SHARE_INCLUDED
 #define MPT__CORE_SHARE_INCLUDED
 

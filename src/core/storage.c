@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * core/storage.c: public calls, the pool, launches, storages.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_STORAGE_INCLUDED
 #define MPT__CORE_STORAGE_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * core/tensor.c: tensors and the records that made them, device scalars, objects, scopes.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_TENSOR_INCLUDED
 #define MPT__CORE_TENSOR_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * core/values.c: tensors made from values, values out of tensors, tensors as text.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CORE_VALUES_INCLUDED
 #define MPT__CORE_VALUES_INCLUDED
 

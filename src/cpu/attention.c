@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * cpu/attention.c: embedding and attention on the CPU.
  *
  * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
  * of work is about, its own side, is turned once, so that all products run along rows: a tile
  * holds a row for each of the other side's elements. No result depends on the number of threads.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_ATTENTION_INCLUDED
 #define MPT__CPU_ATTENTION_INCLUDED
 

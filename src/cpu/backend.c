@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms here.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_BACKEND_INCLUDED
 #define MPT__CPU_BACKEND_INCLUDED
 

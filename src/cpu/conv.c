@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
@@ -8,7 +8,7 @@
  * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
  * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
  * problem and the level alone.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_CONV_INCLUDED
 #define MPT__CPU_CONV_INCLUDED
 

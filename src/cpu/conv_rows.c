@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_CONV_ROWS_INCLUDED
 #define MPT__CPU_CONV_ROWS_INCLUDED
 

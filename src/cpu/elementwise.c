@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/elementwise.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
  * softmax and matrix products are in cpu/rows.c; those of training in cpu/loss.c and
  * cpu/optimizer.c.
@@ -12,7 +12,7 @@
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_ELEMENTWISE_INCLUDED
 #define MPT__CPU_ELEMENTWISE_INCLUDED
 

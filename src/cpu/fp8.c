@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/fp8.c: scaled fp8 on the CPU.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_FP8_INCLUDED
 #define MPT__CPU_FP8_INCLUDED
 

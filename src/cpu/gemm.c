@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * cpu/gemm.c: matrix products from launches: blocks, threads, batches.
  *
  * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
  * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
  * is so small that packing would cost more than it saves, kernels read operands in place.
  * The road, the K blocks and the order of every sum depend on the problem and the level alone.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_GEMM_INCLUDED
 #define MPT__CPU_GEMM_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/halves.c: what elementwise kernels do with halves by their bits, and with results beyond
  * the caches. These are those of cpu/elementwise.c, bit for bit.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_HALVES_INCLUDED
 #define MPT__CPU_HALVES_INCLUDED
 

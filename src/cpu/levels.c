@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVELS_INCLUDED
 #define MPT__CPU_LEVELS_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/link.h: all that the context room knows of the CPU backend: the border between two files.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LINK_INCLUDED
 #define MPT__CPU_LINK_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/loss.c: the kernels of losses.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LOSS_INCLUDED
 #define MPT__CPU_LOSS_INCLUDED
 

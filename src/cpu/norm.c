@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * cpu/norm.c: normalisation on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
  * with a weight for each element, or along S, with one for all: passes of which memory sees one.
  * Batches go by chunks of rows of channels, or of planes of one channel.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_NORM_INCLUDED
 #define MPT__CPU_NORM_INCLUDED
 

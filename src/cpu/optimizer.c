@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
  * and the routines of the reference level.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_OPTIMIZER_INCLUDED
 #define MPT__CPU_OPTIMIZER_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/pool.c: pooling on the CPU.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_POOL_INCLUDED
 #define MPT__CPU_POOL_INCLUDED
 

@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * cpu/product.h: a product of matrices, C = act(alpha A B + bias), and the level that computes it.
  *
  * A level is a table of functions, mpt__gemm_level, that cpu/template/gemm.c or the room of an
  * instruction set makes; the driver in cpu/gemm.c has the loops.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_PRODUCT_INCLUDED
 #define MPT__CPU_PRODUCT_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/recurrent.c: a step of recurrent cells on the CPU.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_RECURRENT_INCLUDED
 #define MPT__CPU_RECURRENT_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/resize.c: images of another size on the CPU.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_RESIZE_INCLUDED
 #define MPT__CPU_RESIZE_INCLUDED
 

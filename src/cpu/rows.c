@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
  * the matrix products of the reference level.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_ROWS_INCLUDED
 #define MPT__CPU_ROWS_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/vectors.h: what the kernels of all vector levels share.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_VECTORS_INCLUDED
 #define MPT__CPU_VECTORS_INCLUDED
 

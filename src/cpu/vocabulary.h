@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/vocabulary.h: the words that kernels for several instruction sets are written in.
  *
  * A level (cpu/level/) is an instruction set. It gives its vocabulary, functions on vectors such as
@@ -21,7 +21,7 @@
  * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.
  * select(m, a, b) is m ? a : b. sar shifts with the sign. What a load or a store does is said in
  * cpu/level/avx2.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_VOCABULARY_INCLUDED
 #define MPT__CPU_VOCABULARY_INCLUDED
 

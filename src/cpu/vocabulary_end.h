@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/vocabulary_end.h: behind the last level the words of cpu/vocabulary.h are no names any more.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_VOCABULARY_END_INCLUDED
 #define MPT__CPU_VOCABULARY_END_INCLUDED
 

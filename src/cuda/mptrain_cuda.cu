@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * mptrain_cuda.cu: the CUDA backend of mptrain, for NVIDIA GPUs of compute capability 7.5 and up.
  *
  * With mptrain.h beside it and the CUDA toolkit at hand:
@@ -12,7 +12,7 @@
  * step to step is read from device scalars, so the host never waits inside a step. Arithmetic is
  * fp32 on values converted on load and rounded once on store. Every sum has a tree that depends on
  * the problem alone, and no floating-point atomics are used: every run gives the same bits.
- * ---------------------- */
+ * ---- */
 #define MPTRAIN_BACKEND_API
 #include "mptrain.h"
 

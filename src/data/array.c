@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
  *
  * Headers are checked against the bytes that there are before anything is allocated for them.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_ARRAY_INCLUDED
 #define MPT__DATA_ARRAY_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
  * A dataset hands out one sample at a time, from any thread, without allocating and without
  * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
  * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_DATASET_INCLUDED
 #define MPT__DATA_DATASET_INCLUDED
 

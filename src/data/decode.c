@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * data/decode.c: files of pictures, walked through before stb_image sees them.
  *
  * stb_image trusts much of what a file says: tables that were never defined, counts larger than
@@ -7,7 +7,7 @@
  * bytes past the end. On that second way the file may take detours, where the decoder would
  * otherwise use memory that it never wrote or bits that are not there. What it reads passes the
  * checksums of PNG chunks and, with a manifest, SHA-256.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_DECODE_INCLUDED
 #define MPT__DATA_DECODE_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * data/idx.c: the header of idx files, the format of MNIST.
  *
  * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
  * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
  * allocated here, and what a file claims is checked before anyone acts on it.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_IDX_INCLUDED
 #define MPT__DATA_IDX_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * data/image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
  * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
  * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
  * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
  * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_IMAGE_INCLUDED
 #define MPT__DATA_IMAGE_INCLUDED
 

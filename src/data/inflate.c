@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * data/inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
  *
  * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
  * Every length, distance and code table is checked before use; CRC32 and size of each member are
  * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_INFLATE_INCLUDED
 #define MPT__DATA_INFLATE_INCLUDED
 

@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
  * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
@@ -6,7 +6,7 @@
  * batches in order. What a batch holds depends on (seed, epoch, number) alone. Workers allocate
  * nothing and touch neither log nor error: what went wrong travels in the slot and is reported in
  * its turn.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_LOADER_INCLUDED
 #define MPT__DATA_LOADER_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * data/numbers.c: numbers as texts write them, what stands for no value, and what people read as
  * numbers though it is none here.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_NUMBERS_INCLUDED
 #define MPT__DATA_NUMBERS_INCLUDED
 

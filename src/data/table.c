@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
  * A table is held as one double per field, a number or that of its category, and a list of texts;
  * samples are made of that when they are asked for. So what is allocated is a few times the file,
  * however many inputs a one-hot column has.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_TABLE_INCLUDED
 #define MPT__DATA_TABLE_INCLUDED
 

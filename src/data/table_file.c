@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * data/table_file.c: what a table has learned of its data, as a file: a CSV itself, which people
  * can read.
  *
@@ -11,7 +11,7 @@
  *
  * Categories stand in the order of their numbers. A file is data: nothing it claims is believed
  * before it is checked.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_TABLE_FILE_INCLUDED
 #define MPT__DATA_TABLE_FILE_INCLUDED
 

@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
  * Files are checked while they are read; what is allocated for them is a few times their size.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_TEXT_INCLUDED
 #define MPT__DATA_TEXT_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
  * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
  * are computed once, when values are needed, into the sample itself where they can. All sizes but
  * those of decoded files are known when a dataset is made, so that running allocates nothing.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_TRANSFORM_INCLUDED
 #define MPT__DATA_TRANSFORM_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * data/writer.c: files written as a whole or not at all.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__DATA_WRITER_INCLUDED
 #define MPT__DATA_WRITER_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * face/changelog.h: changelog; licence.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__FACE_CHANGELOG_INCLUDED
 #define MPT__FACE_CHANGELOG_INCLUDED
 

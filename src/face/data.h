@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * face/data.h: the public API of data in files: tables, arrays, images with
  * augmentation, text, tokens.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__FACE_DATA_INCLUDED
 #define MPT__FACE_DATA_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * face/models.h: the public API of what convolutional networks and transformers are made of.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__FACE_MODELS_INCLUDED
 #define MPT__FACE_MODELS_INCLUDED
 

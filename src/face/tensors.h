@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * face/tensors.h: the public API: contexts, tensors, operations, autograd.
  *
  * Shapes stand in brackets, [N, C]; dtypes are those of mpt_dtype; bytes are bytes, elements are
  * elements. A function that can fail records the first error in its context (mpt_error) and
  * returns a status, or an error null that later calls pass on in silence: a loop checks once.
- * ---------------------- */
+ * ---- */
 #ifndef MPTRAIN_H
 #define MPTRAIN_H
 

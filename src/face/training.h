@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * face/training.h: the public API of modules, optimizers, data, files and whole trainings.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__FACE_TRAINING_INCLUDED
 #define MPT__FACE_TRAINING_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * graph/capture.c: captured steps: a training step that runs from its recording.
  *
  * The first call of a step makes what is made once (gradients, moments, half forms), the second is
  * recorded, and from the third on the launches are repeated: by a graph of the backend where there
  * is one. What the host does in a step besides launching (the step number, tables of learning
  * rates, the scaler's watch) is done for every repetition, too.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GRAPH_CAPTURE_INCLUDED
 #define MPT__GRAPH_CAPTURE_INCLUDED
 

@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * ground/base.c: allocator, errors, log, clock, saving, threads: the machine underneath.
  *
  * Everything above speaks to the system through an mpt__base, the first member of a context.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_BASE_INCLUDED
 #define MPT__GROUND_BASE_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * ground/convert.c: bulk conversions between fp32, fp16 and bf16, and bulk tests for inf and NaN,
  * as portable C. Vectors do the same with the same bits (cpu/template/convert.c).
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_CONVERT_INCLUDED
 #define MPT__GROUND_CONVERT_INCLUDED
 

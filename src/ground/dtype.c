@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * ground/dtype.c: conversions of single values between dtypes.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
  * compiler flags nor the caller's flush-to-zero mode reach them; a double is first rounded to fp32,
  * as PyTorch does.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_DTYPE_INCLUDED
 #define MPT__GROUND_DTYPE_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ground/elements.c: elements of any dtype, read and written one after the other.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_ELEMENTS_INCLUDED
 #define MPT__GROUND_ELEMENTS_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * ground/files.c: the built-in functions of mpt_config.io: files of POSIX systems and of Windows,
  * and why a call of them failed. What asks for the callbacks of a context is in ground/base.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_FILES_INCLUDED
 #define MPT__GROUND_FILES_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * ground/json.c: UTF-8, and JSON read value by value. What a file holds its reader asks for; what
  * is anything else is refused with its place. No recursion, and nothing is allocated.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_JSON_INCLUDED
 #define MPT__GROUND_JSON_INCLUDED
 

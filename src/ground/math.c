@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * ground/math.c: exp, log, tanh, erf and their kin in double, without the C library, whose bits
  * differ from one platform to the next.
  *
  * Everything here is made of + - * / sqrt and integer operations in a fixed order, so every
  * compiler and CPU gives the same bits; nothing may be contracted to FMA. Relative errors are about
  * 1e-15. Those of floats are in cpu/template/math.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_MATH_INCLUDED
 #define MPT__GROUND_MATH_INCLUDED
 

@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * ground/parallel.c: the thread pool of a context.
  *
  * Work comes as numbered chunks whose borders depend on the problem alone, never on the number of
  * threads: that is why no result changes with it. Chunks are claimed from one counter.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_PARALLEL_INCLUDED
 #define MPT__GROUND_PARALLEL_INCLUDED
 

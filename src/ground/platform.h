@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * ground/platform.h: what compilers and C libraries do differently: function attributes, the
  * pragmas that fix floating-point results, atomics, floating-point control, text without printf.
  *
  * This room, ground/files.c and ground/base.c alone hold atomics, compiler pragmas and system
  * calls.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_PLATFORM_INCLUDED
 #define MPT__GROUND_PLATFORM_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * ground/random.c: counter-based random numbers and 64-bit hashes.
  *
  * Pure functions. The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
  * as 1, 2, 3", SC 2011): a key and an element index give 32 random bits, whatever was drawn before,
  * by however many threads, in chunks of whatever size, on whatever CPU.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_RANDOM_INCLUDED
 #define MPT__GROUND_RANDOM_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ground/types.h: the table of dtypes.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__GROUND_TYPES_INCLUDED
 #define MPT__GROUND_TYPES_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/attention.c: layers of embedding and attention.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_ATTENTION_INCLUDED
 #define MPT__NN_ATTENTION_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/conv.c: layers of images: convolutions, upsampling.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_CONV_INCLUDED
 #define MPT__NN_CONV_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * nn/fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
  *
  * A layer keeps a scale for each of x, weight and gradient, a power of two that the largest values
  * of the last steps give. Forward puts x and weight into E4M3 and saves these, backward the
  * gradient into E5M2; products are of the numbers that stand for, widened to fp32, which is exact.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_FP8_INCLUDED
 #define MPT__NN_FP8_INCLUDED
 

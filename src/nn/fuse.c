@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * nn/fuse.c: which convolutions are fused with the batch norm behind them, from the op records of a
  * forward. How they run then stands in nn/conv.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_FUSE_INCLUDED
 #define MPT__NN_FUSE_INCLUDED
 

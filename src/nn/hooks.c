@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * nn/hooks.c: functions of the user's behind a module's forward, and in backward before its own.
  *
  * A hooked layer runs by mpt__hooked_run, and so leaves the paths of those that nobody looks at. A
  * backward hook is an op that hands its input on as it is, behind the module.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_HOOKS_INCLUDED
 #define MPT__NN_HOOKS_INCLUDED
 

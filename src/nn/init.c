@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * nn/init.c: first values of parameters.
  *
  * Element i of a parameter depends on (seed, root, path, i) alone and is computed by portable code:
  * the same bits on every compiler, instruction set and device.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_INIT_INCLUDED
 #define MPT__NN_INIT_INCLUDED
 

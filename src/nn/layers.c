@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/layers.c: what a module is, and the table of layers.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_LAYERS_INCLUDED
 #define MPT__NN_LAYERS_INCLUDED
 

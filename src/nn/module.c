@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * nn/module.c: modules: trees of layers, their parameters, the forward call.
  *
  * A tree is built freely and frozen when its root is first used: then every parameter gets its
  * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
  * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_MODULE_INCLUDED
 #define MPT__NN_MODULE_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/norm.c: layers that normalise and pool.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_NORM_INCLUDED
 #define MPT__NN_NORM_INCLUDED
 

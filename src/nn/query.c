@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/query.c: what can be asked of a module and done to it besides forward.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_QUERY_INCLUDED
 #define MPT__NN_QUERY_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/recurrent.c: recurrent layers and their cells.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_RECURRENT_INCLUDED
 #define MPT__NN_RECURRENT_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * nn/share.c: one copy of the weights for a module in each of several contexts.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__NN_SHARE_INCLUDED
 #define MPT__NN_SHARE_INCLUDED
 

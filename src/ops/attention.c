@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
  * its logits.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_ATTENTION_INCLUDED
 #define MPT__OPS_ATTENTION_INCLUDED
 

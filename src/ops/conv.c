@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * ops/conv.c: convolutions as ops.
  *
  * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
  * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
  * the first has size 1.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_CONV_INCLUDED
 #define MPT__OPS_CONV_INCLUDED
 

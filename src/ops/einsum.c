@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/einsum.c: sums of products by labels, made of products of matrices.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_EINSUM_INCLUDED
 #define MPT__OPS_EINSUM_INCLUDED
 

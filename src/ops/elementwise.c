@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/elementwise.c: ops on each element: of one tensor, of two, a choice between two, dropout.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_ELEMENTWISE_INCLUDED
 #define MPT__OPS_ELEMENTWISE_INCLUDED
 

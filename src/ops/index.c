@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/index.c: ops by index and by place: gather, sort, one_hot, flip, triangles, padding.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_INDEX_INCLUDED
 #define MPT__OPS_INDEX_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * ops/inplace.c: ops that write their result over their first argument.
  *
  * They run rows of the op table with that tensor as the output. Where backward will follow, the
  * tensor gets the call's record, and what stands in the graph for its old value is a tensor without
  * memory that takes over the old record: gradients find their way, and a backward that saved the
  * old value sees its version change.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_INPLACE_INCLUDED
 #define MPT__OPS_INPLACE_INCLUDED
 

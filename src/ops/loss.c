@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/loss.c: losses. Results are fp32 whatever goes in.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_LOSS_INCLUDED
 #define MPT__OPS_LOSS_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/matmul.c: matrix products, and linear, which is one with a bias and an activation.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_MATMUL_INCLUDED
 #define MPT__OPS_MATMUL_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/norm.c: normalisation and pooling as ops.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_NORM_INCLUDED
 #define MPT__OPS_NORM_INCLUDED
 

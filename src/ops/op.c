@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * ops/op.c: the op table, the map of the system: one line per op.
  *
  * Rules, forward and backward functions and the public ones stand in the rooms that follow, and
  * ops/table.c makes a table of them; rows that share a form share the functions and differ in the
  * kernel's function alone.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_OP_INCLUDED
 #define MPT__OPS_OP_INCLUDED
 

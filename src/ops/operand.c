@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/operand.c: tensors as operands of launches.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_OPERAND_INCLUDED
 #define MPT__OPS_OPERAND_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * ops/recurrent.c: recurrent nets as ops: one layer in one direction.
  *
  * What x gives to the gates of all steps is one product; then each step is a product with the state
  * and a launch for the gates. Backward goes the other way, and the weights' gradients are a product
  * over all steps. Gates and cells are kept in fp32, whatever the dtype of x.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_RECURRENT_INCLUDED
 #define MPT__OPS_RECURRENT_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/reduce.c: ops along dimensions: reductions, softmax, running sums, counting.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_REDUCE_INCLUDED
 #define MPT__OPS_REDUCE_INCLUDED
 

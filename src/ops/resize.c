@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/resize.c: images of another size as an op.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_RESIZE_INCLUDED
 #define MPT__OPS_RESIZE_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/shape.c: views, copies, casts, concatenation.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_SHAPE_INCLUDED
 #define MPT__OPS_SHAPE_INCLUDED
 

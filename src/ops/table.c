@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * ops/table.c: the rows of the op table, made of the map in ops/op.c, and the table as text.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_TABLE_INCLUDED
 #define MPT__OPS_TABLE_INCLUDED
 

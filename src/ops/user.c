@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * ops/user.c: ops that users define as compositions of ops.
  *
  * forward and backward run without history; the engine leaves one record for the whole, which holds
  * what forward saved.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__OPS_USER_INCLUDED
 #define MPT__OPS_USER_INCLUDED
 

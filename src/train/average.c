@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/average.c: averages of weights over the steps of an optimizer: EMA and SWA.
  *
  * An average is fp32 and mirrors the part of each block that a module's parameters take. Its update
  * is a launch that compares the optimizer's count of applied steps with the one it saw last, so a
  * skipped step, or one that failed, does not move it, and nobody waits.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_AVERAGE_INCLUDED
 #define MPT__TRAIN_AVERAGE_INCLUDED
 

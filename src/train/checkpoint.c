@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/checkpoint.c: weights as safetensors, to and from files and memory.
  *
  * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
  * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
  * nothing it claims is believed before it is checked, and nothing changes before all of it is.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_CHECKPOINT_INCLUDED
 #define MPT__TRAIN_CHECKPOINT_INCLUDED
 

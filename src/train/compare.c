@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * train/compare.c: where two runs of a training part: the first piece of its state that differs.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_COMPARE_INCLUDED
 #define MPT__TRAIN_COMPARE_INCLUDED
 

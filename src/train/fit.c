@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
  *
  * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
  * stack, so a steady-state step makes no call to the allocator.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_FIT_INCLUDED
 #define MPT__TRAIN_FIT_INCLUDED
 

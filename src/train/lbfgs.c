@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/lbfgs.c: L-BFGS, which evaluates its loss several times in a step.
  *
  * As torch.optim.LBFGS: Nocedal & Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6, with
  * the constants of minFunc. All parameters are one vector of fp32 in host memory, as is what is
  * remembered of steps; sums are double. Of the device it asks values and gradients alone.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_LBFGS_INCLUDED
 #define MPT__TRAIN_LBFGS_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * train/optimizer.h: what an optimizer is, and how the rooms of training see its state.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
 #define MPT__TRAIN_OPTIMIZER_INCLUDED
 

@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
  * covers, and counts of steps. What it does with gradients stands in train/update.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_OPTIMIZERS_INCLUDED
 #define MPT__TRAIN_OPTIMIZERS_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/own.c: optimizers that a user writes, as an update of one parameter made of ops.
  *
  * An update works on copies, in fp32 and from the pool: of the value or its master, the gradient
  * and the states. They go back once all parameters are done, so that a step is applied as a whole
  * or not at all. Groups, schedules, masters and checkpoints are those of every optimizer.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_OWN_INCLUDED
 #define MPT__TRAIN_OWN_INCLUDED
 

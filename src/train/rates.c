@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * train/rates.c: learning rates over time, as an optimizer asks for them.
  *
  * A schedule per step lives on the device: a table of coming rates, indexed by the count of applied
@@ -6,7 +6,7 @@
  * steps it has queued, which is never less than what was applied; it uploads a new window of the
  * table when the queue may have reached the end of the old one. A second row of the table, where
  * one cycle moves momentum, takes the place of the update's first setting.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_RATES_INCLUDED
 #define MPT__TRAIN_RATES_INCLUDED
 

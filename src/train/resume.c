@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/resume.c: whole trainings in files and in memory: to go on later, to go back, to compare.
  *
  * A checkpoint is a safetensors file: the weights under the names of mpt_save, all else as tensors
  * and numbers under names that begin with "mptrain.". A snapshot is the same in a block of memory,
  * without names. Nothing changes before all of it is checked.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_RESUME_INCLUDED
 #define MPT__TRAIN_RESUME_INCLUDED
 

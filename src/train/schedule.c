@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * train/schedule.c: schedules: curves, what joins them, one cycle, plateaus; how the device gets
  * their rates stands in train/rates.c.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_SCHEDULE_INCLUDED
 #define MPT__TRAIN_SCHEDULE_INCLUDED
 

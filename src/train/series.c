@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * train/series.c: checkpoints in a folder: when one is written, which ones stay, and which one a
  * training goes on from.
  *
  * A file has the number of its step in its name, so that what there is tells what to do: nothing
  * else is kept beside the files, and a process may be killed between any two of its calls.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_SERIES_INCLUDED
 #define MPT__TRAIN_SERIES_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * train/state.c: everything that a training consists of, each piece visited under its name.
  *
  * Weights and buffers, gradients that are accumulated, optimizers, scalers, averages, loaders,
  * metrics and the context's counters describe themselves here, once: what saves, loads, hashes or
  * compares a training is a visitor, and has no list of fields of its own. Names of weights are
  * those of mpt_save; all others begin with "mptrain.".
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_STATE_INCLUDED
 #define MPT__TRAIN_STATE_INCLUDED
 

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * train/update.c: what optimizers do with gradients: segments, norms, clipping, updates; their
  * state.
  *
  * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
  * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
  * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__TRAIN_UPDATE_INCLUDED
 #define MPT__TRAIN_UPDATE_INCLUDED
 

@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * waist/arithmetic.inl: what every backend computes with the same bits: hashes, random words, the
  * numbers of a loss scaler, of an optimizer's step and of fp8's scales. MPT__COMMON is the storage
  * class that a backend gives to such functions; words of launches are those of waist/launch.h.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__COMMON
 
 /* ==== Hashes ==== */

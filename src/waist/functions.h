@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * waist/functions.h: every elementwise function of UNARY and BINARY, once. From this list come
  * mpt__function (waist/launch.h), the tables of the CPU's levels, and the switch of CUDA.
  *
@@ -6,7 +6,7 @@
  * of the launch. A value is written in the words of cpu/vocabulary.h, which each backend gives for
  * its own numbers; waist/functions.inl makes some more of them. S: what the CPU computes one by one
  * on every level, since it has no vector of it. Nanoseconds are those of the reference level.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__WAIST_FUNCTIONS_INCLUDED
 #define MPT__WAIST_FUNCTIONS_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * waist/functions.inl: words that are made of others, the same for every backend and width.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0. */

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * waist/launch.h: the waist. Above it ops, modules and optimizers; below it backends.
  *
  * Ops lower to launches; a backend executes launches and nothing else. A launch names storages by
  * id and device scalars by slot, never by pointer, so that it can be printed, counted, recorded,
  * replayed on other memory, or put into a graph. Whatever varies from step to step (learning rate,
  * loss scale, step counters, found_inf) lives in device scalars: a recorded launch stays valid.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__WAIST_LAUNCH_INCLUDED
 #define MPT__WAIST_LAUNCH_INCLUDED
 

@@ -1,8 +1,8 @@
-/* ------------------------
+/* ----
  * waist/updates.inl: what optimizers do to a weight, or to a vector of them, in vocabulary words:
  * each a function that gets the weight p, its gradient g and its moments a, b, c, and gives the new
  * weight. What the words of mpt__law and mpt__pace mean is said in waist/arithmetic.inl.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 /* An mpt__pace in the type of the words. */

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__WATCH_CHECK_INCLUDED
 #define MPT__WATCH_CHECK_INCLUDED
 

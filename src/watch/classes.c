@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * watch/classes.c: classes drawn by weights, and how well classes are told.
  *
  * Both are the host's work: what it draws by is checked and named by row and value, sums are those
  * of doubles, and counts are integers.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__WATCH_CLASSES_INCLUDED
 #define MPT__WATCH_CLASSES_INCLUDED
 

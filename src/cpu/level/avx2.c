@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVEL_AVX2_INCLUDED
 #define MPT__CPU_LEVEL_AVX2_INCLUDED
 

@@ -1,6 +1,6 @@
-/* ------------------------
+/* ----
  * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVEL_AVX512_INCLUDED
 #define MPT__CPU_LEVEL_AVX512_INCLUDED
 

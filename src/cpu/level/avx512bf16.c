@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/level/avx512bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of
  * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
  * them to bf16.
@@ -8,7 +8,7 @@
  * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
  *
  * MPTRAIN_EMULATE_AMX, for tests in the repository: with those two FMA, on an AVX2 level.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVEL_AVX512BF16_INCLUDED
 #define MPT__CPU_LEVEL_AVX512BF16_INCLUDED
 

@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/level/neonbf16.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what
  * FMLA multiplies per instruction. Operands of any dtype take part where the launch rounds them to
  * bf16.
@@ -8,7 +8,7 @@
  * then those of the upper ones. Each product is exact, a sum of two and what it is added to are
  * rounded to odd; what is below the smallest normal number counts as zero. Infinity and NaN come
  * out as IEEE says. Compilers agree on the instruction's name, but not on its intrinsic.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVEL_NEONBF16_INCLUDED
 #define MPT__CPU_LEVEL_NEONBF16_INCLUDED
 

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
  * CPU, whose bits the wider levels give.
- * ---------------------- */
+ * ---- */
 #ifndef MPT__CPU_LEVEL_ONE_INCLUDED
 #define MPT__CPU_LEVEL_ONE_INCLUDED
 

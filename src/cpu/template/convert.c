@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * cpu/template/convert.c: bulk conversions of a level, and bulk tests for inf and NaN.
  *
  * They give the bits of the scalar functions in ground/dtype.c for every input, with flush-to-zero
  * and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16 instructions
  * ignore FTZ, and DAZ only turns fp32 denormals into zeros, which fp16 would make of them anyway.
  * (AVX512_BF16's own conversion always flushes denormals, so it is not used.)
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 MPT__OP void MPT__LEVEL(to_f32)(const uint16_t *from, float *to, size_t n, int dtype) {

@@ -1,11 +1,11 @@
-/* ------------------------
+/* ----
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
  * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
  * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at
  * most 8; MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into
  * the second cache; and MPT__RATE, products of numbers per nanosecond.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 #if (MPT__TILE_ROWS > MPT__WIDTH && MPT__TILE_ROWS % MPT__WIDTH != 0) || \
     MPT__CHUNK_ROWS % MPT__TILE_ROWS != 0 || MPT__DIRECT_ROWS > 8

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/template/halves.c: copies from one layout to another, of 16 bits as they are or of fp32 to 16
  * bits, which would otherwise go through floats in blocks. Vectors of 16 floats would gain nothing.
- * ---------------------- */
+ * ---- */
 #if defined(MPT__V) && MPT__WIDTH < 16 && !defined(MPTRAIN_NO_CONV)
 
 /* 2 MPT__WIDTH rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To

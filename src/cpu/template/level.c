@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/template/level.c: the kernels of an instruction set: what a level includes behind its words
  * (cpu/vocabulary.h), cpu/template/functions.c and cpu/template/update.c. Besides what these ask
  * for the level says:
@@ -9,7 +9,7 @@
  *                      another level; or NULL
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 #include "cpu/template/convert.c"
 

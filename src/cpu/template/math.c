@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/template/math.c: exp, log, sigmoid, tanh and erf of floats.
  *
  * They are made of + - * / and integer operations in a fixed order, so every compiler and CPU gives
@@ -12,7 +12,7 @@
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays
  *
  * Measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 #ifndef MPT__OWN_SCALE

@@ -1,9 +1,9 @@
-/* ------------------------
+/* ----
  * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and for halves of either
  * type, which a branch tells apart. What is there or wanted beside x is decided where it is used: a
  * loop for each case would not be faster, but large. X(k) are the vectors that make
  * MPT__NORM_LANES.
- * ---------------------- */
+ * ---- */
 #if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
 
 #define MPT__NORM_AHEAD 4096 /* bytes */

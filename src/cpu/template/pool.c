@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * cpu/template/pool.c: pooling of windows of two by two pixels that lie one beside the other, in
  * vectors of neighbouring windows or of neighbouring channels (mpt__windows, cpu/elementwise.c).
  *
  * Every window takes its elements in the order in which cpu/pool.c does, and a gradient begins
  * with zero as it does there: the bits are the same.
- * ---------------------- */
+ * ---- */
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
 /* A NaN wins over all before it; else the first of the largest. */

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/template/recurrent.c: a step of recurrent cells (mpt__cell_block, cpu/elementwise.c): the
  * operations of the reference level, cpu/recurrent.c, in the same order.
- * ---------------------- */
+ * ---- */
 #if defined(MPT__V) && !defined(MPTRAIN_NO_RECURRENT)
 
 /* Behind n elements nothing is read or written. */

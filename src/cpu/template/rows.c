@@ -1,10 +1,10 @@
-/* ------------------------
+/* ----
  * cpu/template/rows.c: the routines of a vector level (mpt__routines, cpu/elementwise.c).
  *
  * Every routine does the operations of its reference in the same order, and sums have the same
  * tree: the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals
  * to zero, as moments that fade away would make them slow (cpu/template/update.c).
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 /* ==== Functions of one and of two ==== */

@@ -1,7 +1,7 @@
-/* ------------------------
+/* ----
  * cpu/template/update.c: the updates of optimizers: whole vectors first, with nothing to decide in
  * the loop, then the rest.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 #include "waist/updates.inl"
 
