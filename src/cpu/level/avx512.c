@@ -175,11 +175,8 @@ MPT__OP void v_load_two(const void *p, v_f *a, v_f *b, int dtype) {
 }
 /* Of 32 floats those of even places, then those of odd ones. */
 MPT__OP void v_load_apart(const float *p, v_f *a, v_f *b) {
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const v_f low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
-    *a = _mm512_permutex2var_ps(low, even, high);
-    *b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
+    *a = v_load(p), *b = v_load(p + 16);
+    v_split(a, b);
 }
 /* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
 MPT__OP __m512i mpt__v16_round_pairs(v_f a, v_f b) {
@@ -203,11 +200,7 @@ MPT__OP void v_store_two(void *p, v_f a, v_f b, int dtype, bool streams) {
 }
 /* Two vectors as of load_two in the order of what they are of. */
 MPT__OP void v_in_order(v_f *a, v_f *b, int dtype) {
-    if (dtype != MPT_BF16) return;
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    const v_f even = *a;
-    *a = _mm512_permutex2var_ps(even, low, *b), *b = _mm512_permutex2var_ps(even, high, *b);
+    if (dtype == MPT_BF16) v_merge(a, b);
 }
 #endif
 
