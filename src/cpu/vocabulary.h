@@ -8,7 +8,8 @@
  * its line. In the one file mptrain.h the templates stand at the end, and the file includes itself
  * for each level.
  *
- * What a level says before it includes the templates:
+ * What a level says before it includes the templates; V, FN and OP before its own words, which are
+ * written as kernels read them:
  *   MPT__V(word), MPT__LEVEL(name)   names of its words and of its kernels
  *   MPT__WIDTH                       floats of a vector: 4, 8 or 16; 1: one float; and 0, for
  *                                    functions.c alone: one mpt__real
