@@ -1,5 +1,5 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
-/* ------------------------
+/* ----
  * mptrain_cuda.cu: the CUDA backend of mptrain, for NVIDIA GPUs of compute capability 7.5 and up.
  *
  * With mptrain.h beside it and the CUDA toolkit at hand:
@@ -13,7 +13,7 @@
  * step to step is read from device scalars, so the host never waits inside a step. Arithmetic is
  * fp32 on values converted on load and rounded once on store. Every sum has a tree that depends on
  * the problem alone, and no floating-point atomics are used: every run gives the same bits.
- * ---------------------- */
+ * ---- */
 #define MPTRAIN_BACKEND_API
 #include "mptrain.h"
 
@@ -766,9 +766,9 @@ MPT__OP float v_pow_exponent(float a, float b) {
     return a == 0 && b >= 0 ? 0.0f : v_pow(a, b) * logf(a);
 }
 #define MPT__V(word) v_##word
-/* ------------------------
+/* ----
  * waist/functions.inl: words that are made of others, the same for every backend and width.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0. */
@@ -1030,11 +1030,11 @@ mpt__key mpt__key_of(const mpt__cuda_call *call) {
 }
 
 #define MPT__COMMON static inline __host__ __device__
-/* ------------------------
+/* ----
  * waist/arithmetic.inl: what every backend computes with the same bits: hashes, random words, the
  * numbers of a loss scaler, of an optimizer's step and of fp8's scales. MPT__COMMON is the storage
  * class that a backend gives to such functions; words of launches are those of waist/launch.h.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__COMMON
 
 /* ==== Hashes ==== */
@@ -1062,8 +1062,8 @@ MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
 #define MPT__PHILOX_W1 0xbb67ae85u
 
 /* The bare generator, word by word as in the paper. */
-MPT__COMMON void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2],
-                                   uint32_t out[4]) {
+MPT__COMMON void mpt__philox_block(
+    const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
@@ -1197,8 +1197,8 @@ MPT__COMMON double mpt__grown(double scale, double growth, double ceiling) {
 }
 
 /* SCALER_UPDATE on the scalars s. */
-MPT__COMMON void mpt__scaler_ends_update(mpt__scalar *s, const uint16_t *slot, const double *imm,
-                                         int64_t interval, bool fixed) {
+MPT__COMMON void mpt__scaler_ends_update(
+    mpt__scalar *s, const uint16_t *slot, const double *imm, int64_t interval, bool fixed) {
     s[slot[3]].i++;
     if (s[slot[2]].i != 0) {
         if (!fixed) s[slot[0]].f = mpt__backed_off(s[slot[0]].f, imm[1], imm[2]);
@@ -1244,8 +1244,8 @@ MPT__COMMON float mpt__fp8_power(float most, int limit_exponent, int margin) {
 }
 
 /* FP8_UPDATE of row `row`, which has `width` floats. */
-MPT__COMMON void mpt__fp8_ends_step(float *state, int64_t width, int64_t row, bool commit,
-                                    int margin) {
+MPT__COMMON void mpt__fp8_ends_step(
+    float *state, int64_t width, int64_t row, bool commit, int margin) {
     float most = 0;
     for (int64_t i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
     if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
@@ -4591,11 +4591,11 @@ struct mpt__update {
     unsigned int *ticket;
 };
 
-/* ------------------------
+/* ----
  * waist/updates.inl: what optimizers do to a weight, or to a vector of them, in vocabulary words:
  * each a function that gets the weight p, its gradient g and its moments a, b, c, and gives the new
  * weight. What the words of mpt__law and mpt__pace mean is said in waist/arithmetic.inl.
- * ---------------------- */
+ * ---- */
 #ifdef MPT__V
 
 /* An mpt__pace in the type of the words. */
@@ -4645,8 +4645,8 @@ MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, 
 
 /* The functions of MOMENTS, whose decay is done already. Adam with the largest v so far, not
    corrected for bias, in place of v. */
-MPT__OP v_f MPT__V(amsgrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
-                            v_f *c) {
+MPT__OP v_f MPT__V(amsgrad)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     (void)law;
     *a = v_follow(r->keep1, *a, r->add1, g);
     *b = v_follow_squares(r->keep2, *b, r->add2, g);
@@ -4657,8 +4657,8 @@ MPT__OP v_f MPT__V(amsgrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g,
 
 /* v and, centred, the mean c follow; p -= lr b with b = momentum b + g / (sqrt(v - c^2) + eps).
    Rounding may leave v - c^2 below 0, which counts as 0. */
-MPT__OP v_f MPT__V(rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
-                            v_f *c) {
+MPT__OP v_f MPT__V(rmsprop)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     v_f square = *a = v_follow_squares(r->keep2, *a, r->add2, g);
     if (law->moment[2]) {
         *c = v_follow(r->keep2, *c, r->add2, g);
@@ -4671,16 +4671,16 @@ MPT__OP v_f MPT__V(rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g,
 }
 
 /* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-MPT__OP v_f MPT__V(adagrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
-                            v_f *c) {
+MPT__OP v_f MPT__V(adagrad)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     (void)law, (void)b, (void)c;
     *a = v_add(*a, v_mul(g, g));
     return v_sub(p, v_div(v_mul(r->lr, g), v_add(v_sqrt(*a), r->eps)));
 }
 
 /* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-MPT__OP v_f MPT__V(adadelta)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
-                             v_f *c) {
+MPT__OP v_f MPT__V(adadelta)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     (void)law, (void)c;
     *a = v_follow_squares(r->keep1, *a, r->add1, g);
     g = v_mul(g, v_div(v_sqrt(v_add(*b, r->eps)), v_sqrt(v_add(*a, r->eps))));
@@ -4689,8 +4689,8 @@ MPT__OP v_f MPT__V(adadelta)(const mpt__law *law, const v_rates *r, v_f p, v_f g
 }
 
 /* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. */
-MPT__OP v_f MPT__V(lion)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
-                         v_f *c) {
+MPT__OP v_f MPT__V(lion)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     v_f way = v_follow(r->keep1, *a, r->add1, g);
     (void)law, (void)b, (void)c;
     way = v_select(v_greater(way, v_zero()), v_set(1), way);
@@ -6801,9 +6801,124 @@ mpt_status mpt__cuda_rope(const mpt__cuda_call *call) {
     mpt__rope_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
     return MPT_OK;
 }
-/* ------------------------
+
+/* ---- Hash grids ---- */
+
+#define MPT__GRID_BATCH 64 /* points that a block holds, backward */
+#define MPT__GRID_CORNERS 8
+
+struct mpt__grid {
+    mpt__array x, table, rows;
+    long long points, levels, entries, features, coarsest;
+    double growth;
+    long long dims;
+};
+
+/* Where the entries around point n lie, on a level, and their weights. */
+__device__ void mpt__grid_corners(const mpt__grid &w, long long level, long long n, long long *row,
+                                  float *weight) {
+    const unsigned int primes[3] = {1, 2654435761u, 805459861u};
+    const long long cells =
+        (long long)((double)w.coarsest * exp((double)level * w.growth) + 1e-6);
+    long long low[3], step[4] = {1, 1, 1, 1};
+    double part[3][2];
+    for (int d = 0; d < w.dims; d++) {
+        const double most = (double)cells;
+        double at = most * (double)mpt__load(w.x.data, w.x.dtype,
+                                             n * w.x.stride[0] + d * w.x.stride[1]);
+        if (at < 0) at = 0;
+        if (at > most) at = most;
+        low[d] = at < most ? (long long)at : cells - 1;
+        part[d][1] = at - (double)low[d], part[d][0] = 1 - part[d][1];
+        step[d + 1] = step[d] * (cells + 1);
+    }
+    for (int c = 0; c < 1 << w.dims; c++) {
+        unsigned int hash = 0;
+        long long place = 0;
+        double product = 1;
+        for (int d = 0; d < w.dims; d++) {
+            const long long p = low[d] + (c >> d & 1);
+            product *= part[d][c >> d & 1];
+            hash ^= (unsigned int)p * primes[d], place += p * step[d];
+        }
+        row[c] = level * w.table.stride[0] + (step[w.dims] <= w.entries ? place : hash % w.entries) * w.table.stride[1];
+        weight[c] = (float)product;
+    }
+}
+
+__global__ void mpt__grid_kernel(const mpt__grid w) {
+    MPT__EACH(i, w.points * w.levels) {
+        const long long n = i / w.levels, level = i % w.levels;
+        long long row[MPT__GRID_CORNERS];
+        float weight[MPT__GRID_CORNERS];
+        mpt__grid_corners(w, level, n, row, weight);
+        for (long long f = 0; f < w.features; f++) {
+            float sum = 0;
+            for (int c = 0; c < 1 << w.dims; c++)
+                sum += weight[c] * mpt__load(w.table.data, w.table.dtype, row[c] + f * w.table.stride[2]);
+            mpt__put(w.rows, n * w.rows.stride[0] + (level * w.features + f) * w.rows.stride[1], sum);
+        }
+    }
+}
+
+/* A block has a level, a thread of it every so many rows, to which it alone adds: in order. */
+__global__ void mpt__grid_backward_kernel(const mpt__grid w) {
+    __shared__ long long row[MPT__GRID_BATCH * MPT__GRID_CORNERS];
+    __shared__ float weight[MPT__GRID_BATCH * MPT__GRID_CORNERS];
+    const long long level = blockIdx.x;
+    for (long long first = 0; first < w.points; first += MPT__GRID_BATCH) {
+        const int n = (int)(w.points - first < MPT__GRID_BATCH ? w.points - first : MPT__GRID_BATCH);
+        __syncthreads();
+        if ((int)threadIdx.x < n)
+            mpt__grid_corners(w, level, first + threadIdx.x,
+                              row + threadIdx.x * MPT__GRID_CORNERS,
+                              weight + threadIdx.x * MPT__GRID_CORNERS);
+        __syncthreads();
+        for (int i = 0; i < n * MPT__GRID_CORNERS; i++) {
+            if (i % MPT__GRID_CORNERS >= 1 << w.dims || row[i] / w.features % blockDim.x != threadIdx.x) continue;
+            const long long from = (first + i / MPT__GRID_CORNERS) * w.rows.stride[0];
+            for (long long f = 0; f < w.features; f++) {
+                const float dy = mpt__load(
+                    w.rows.data, w.rows.dtype,
+                    from + (level * w.features + f) * w.rows.stride[1]);
+                ((float *)w.table.data)[row[i] + f] += weight[i] * dy;
+            }
+        }
+    }
+}
+
+mpt__grid mpt__grid_of(const mpt__cuda_call *call, int places, int table, int rows) {
+    const mpt__operand *o = call->launch->operand;
+    mpt__grid w;
+    memset(&w, 0, sizeof w);
+    w.x = mpt__array_of(call, places);
+    w.table = mpt__array_of(call, table);
+    w.rows = mpt__array_of(call, rows);
+    w.points = o[places].shape[0], w.dims = o[places].shape[1];
+    w.levels = o[table].shape[0], w.entries = o[table].shape[1], w.features = o[table].shape[2];
+    w.coarsest = call->launch->index[0], w.growth = call->launch->imm[0];
+    return w;
+}
+
+mpt_status mpt__cuda_hash_grid(const mpt__cuda_call *call) {
+    const mpt__grid w = mpt__grid_of(call, 1, 0, 2);
+    const long long count = w.points * w.levels;
+    if (count > 0)
+        mpt__grid_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_hash_grid_backward(const mpt__cuda_call *call) {
+    const mpt__grid w = mpt__grid_of(call, 0, 2, 1);
+    const size_t bytes = sizeof(float) * (size_t)(w.levels * w.entries * w.features);
+    if (!w.table.accumulate) cudaMemsetAsync(w.table.data, 0, bytes, call->stream);
+    if (w.points > 0)
+        mpt__grid_backward_kernel<<<(unsigned int)w.levels, MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+/* ----
  * cuda/fp8.cu: scaled fp8.
- * ---------------------- */
+ * ---- */
 
 struct mpt__fp8 {
     const void *from;

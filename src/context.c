@@ -36,15 +36,15 @@ int mpt_device_count(mpt_device device) {
 static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
     if (config->threads < 0 || config->threads > 1024) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "threads = %d: expected 0 (one per core) to 1024",
-                  config->threads);
+            config->threads);
     } else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
     } else if (config->device_index < 0) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
-                  config->device_index);
+            config->device_index);
     } else if (config->memory_limit < 0) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is %lld; 0 means none",
-                  config->memory_limit);
+        mpt__fail(
+            base, MPT_ERROR_ARGUMENT, "memory_limit is %lld; 0 means none", config->memory_limit);
     }
     return base->status == MPT_OK;
 }
@@ -70,11 +70,10 @@ static bool mpt__backend_create(mpt_context *ctx) {
             mpt_status status = MPT_ERROR_ARGUMENT;
             if (config->device_index >= count)
                 mpt__format_text(backend->error, sizeof backend->error,
-                                 "device_index = %d, but there are %d GPUs", config->device_index,
-                                 count);
+                    "device_index = %d, but there are %d GPUs", config->device_index, count);
             else
-                status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
-                                                  config->debug);
+                status = mpt__cuda_backend_create(
+                    backend, MPTRAIN_VERSION, config->device_index, config->debug);
             backend->warn = mpt__backend_warns;
             backend->listener = ctx;
             if (status == MPT_OK)
@@ -94,7 +93,7 @@ static bool mpt__backend_create(mpt_context *ctx) {
     }
     ctx->config.device = MPT_DEVICE_CPU;
     if (mpt__cpu_backend_create(&ctx->base, config->isa, config->threads, config->amx,
-                                &ctx->backend, &ctx->config.isa) != MPT_OK)
+            &ctx->backend, &ctx->config.isa) != MPT_OK)
         return false;
     ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
 #ifdef MPT__LINK_USE /* or the linker would not look for them */
@@ -184,9 +183,9 @@ mpt_context *mpt_create(const mpt_config *config) {
 /* ==== Destroying ==== */
 
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
-static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
-    MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__EMA,      MPT__SCHEDULE,
-    MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP,   MPT__TOKENIZER};
+static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {MPT__LOADER, MPT__DATASET,
+    MPT__CAPTURED, MPT__RECORDING, MPT__EMA, MPT__SCHEDULE, MPT__SCALER, MPT__OPTIMIZER,
+    MPT__MODULE, MPT__USER_OP, MPT__TOKENIZER};
 
 static void mpt__destroy_objects(mpt_context *ctx) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -259,7 +258,7 @@ void mpt_clear_error(mpt_context *ctx) {
     if (!ctx->backend.synchronous) {
         ctx->scalars[MPT__SLOT_ERROR + 3 * MPT__SLOT_COUNT].i = ctx->snapshots;
         mpt__upload(ctx, ctx->scalar_storage, MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
-                    &ctx->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+            &ctx->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
     }
     mpt__slice_end(ctx);
     ctx->base.status = MPT_OK;

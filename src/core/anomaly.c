@@ -41,7 +41,7 @@ typedef struct {
 
 typedef struct mpt__anomaly {
     void (*end)(mpt_context *ctx); /* a pointer: programs that never ask for this are without it */
-    mpt__finding *findings; /* of the open step */
+    mpt__finding *findings;        /* of the open step */
     int64_t count, capacity;
     bool lost;   /* a loss that backward ran from was not finite */
     bool looked; /* the step was replayed already */
@@ -66,8 +66,8 @@ static const uint8_t mpt__kernel_effects[] = {
 static bool mpt__is_low(int dtype) { return dtype == MPT_F16 || dtype == MPT_BF16; }
 
 /* A float element of a view, as a double, without the checks that a captured step would fail. */
-static double mpt__element(mpt_context *ctx, void *const *data, const mpt__operand *operand,
-                           int64_t index) {
+static double mpt__element(
+    mpt_context *ctx, void *const *data, const mpt__operand *operand, int64_t index) {
     int64_t at = operand->offset, bits = 0;
     double value = 0;
     size_t size = mpt_dtype_size((mpt_dtype)operand->dtype);
@@ -193,15 +193,15 @@ static bool mpt__anomaly_shadow(mpt_context *ctx, uint32_t id, mpt__shadow *shad
 static void mpt__anomaly_shadows_free(mpt_context *ctx, const mpt__shadow *shadows, int64_t count) {
     for (int64_t id = 0; id < count; id++) {
         if (!shadows[id].data) continue;
-        mpt__account_less(&ctx->base, MPT_MEMORY_WORKSPACE,
-                          mpt__class_bytes(shadows[id].size_class));
+        mpt__account_less(
+            &ctx->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadows[id].size_class));
         mpt__pool_give(ctx, shadows[id].data, shadows[id].size_class);
     }
 }
 
 /* Says what a finding is; `wide` is what fp32 has in its place. */
-static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
-                                mpt_anomaly_kind kind, double wide) {
+static void mpt__anomaly_report(
+    mpt_context *ctx, const mpt__finding *finding, mpt_anomaly_kind kind, double wide) {
     mpt__anomaly *anomaly = ctx->anomaly;
     const mpt__launch *launch = &ctx->recorder->launches[finding->launch];
     const mpt__operand *operand = &launch->operand[finding->operand];
@@ -210,23 +210,22 @@ static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
-                    ctx->now.step, mpt__phase_names[launch->phase], mpt__origin_text(ctx, launch),
-                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
-                    finding->index, operand->dtype, &shape);
+        ctx->now.step, mpt__phase_names[launch->phase], mpt__origin_text(ctx, launch),
+        *path ? ", module " : "", path, mpt__kernel_names[launch->kernel], finding->index,
+        operand->dtype, &shape);
     if (kind == MPT_ANOMALY_PRECISION)
         mpt__write_text(&text,
-                        "is %g; in float32 it is %g. Keep that module in fp32 with "
-                        "mpt_set_dtype_policy%s, or take MPT_BF16 for MPT_F16",
-                        finding->value, wide,
-                        launch->phase == MPT__BACKWARD ? ", lower the loss scale" : "");
+            "is %g; in float32 it is %g. Keep that module in fp32 with "
+            "mpt_set_dtype_policy%s, or take MPT_BF16 for MPT_F16",
+            finding->value, wide, launch->phase == MPT__BACKWARD ? ", lower the loss scale" : "");
     else if (kind == MPT_ANOMALY_VALUES)
         mpt__write_text(&text,
-                        "is %g, in float32 too: precision is not the cause. Check the data, the "
-                        "learning rate, and logarithms, divisions and roots before it",
-                        finding->value);
+            "is %g, in float32 too: precision is not the cause. Check the data, the "
+            "learning rate, and logarithms, divisions and roots before it",
+            finding->value);
     else
         mpt__write_text(&text, "is %g; what fp32 would have given cannot be said: an input is gone",
-                        finding->value);
+            finding->value);
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", anomaly->report);
 }
 
@@ -244,7 +243,7 @@ static void mpt__anomaly_compare(mpt_context *ctx, void *const *data) {
         const mpt__operand *operand = &launch.operand[finding->operand];
         if (runs && mpt__find_nonfinite(ctx, data, operand) < 0) {
             mpt__anomaly_report(ctx, finding, MPT_ANOMALY_PRECISION,
-                                mpt__element(ctx, data, operand, finding->index));
+                mpt__element(ctx, data, operand, finding->index));
             return;
         }
         if (mpt__f64_is_nan(finding->value) && !mpt__f64_is_nan(worst->value)) worst = finding;
@@ -265,8 +264,8 @@ static void mpt__anomaly_replay(mpt_context *ctx) {
     for (int64_t id = 1; id < count && ready; id++) {
         if (!shadows[id].first) continue;
         ready = shadows[id].low || shadows[id].written
-                    ? mpt__anomaly_shadow(ctx, (uint32_t)id, &shadows[id])
-                    : ctx->data[id] != NULL;
+            ? mpt__anomaly_shadow(ctx, (uint32_t)id, &shadows[id])
+            : ctx->data[id] != NULL;
     }
     for (int64_t id = 0; id < count; id++)
         data[id] = shadows[id].data ? shadows[id].data : ctx->data[id];
@@ -320,10 +319,8 @@ static const struct {
     mpt__event event;
     mpt__hear hear;
 } mpt__anomaly_hears[] = {{MPT__STEP_BEGAN, mpt__anomaly_start},
-                          {MPT__LOSS_KNOWN, mpt__anomaly_loss},
-                          {MPT__GRADIENTS_DONE, mpt__anomaly_look},
-                          {MPT__STEP_ENDED, mpt__anomaly_stop},
-                          {MPT__RECORDING_ASKED, mpt__anomaly_stop}};
+    {MPT__LOSS_KNOWN, mpt__anomaly_loss}, {MPT__GRADIENTS_DONE, mpt__anomaly_look},
+    {MPT__STEP_ENDED, mpt__anomaly_stop}, {MPT__RECORDING_ASKED, mpt__anomaly_stop}};
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
 static void mpt__anomaly_free(mpt_context *ctx) {
@@ -343,8 +340,8 @@ static void mpt__anomaly_end(mpt_context *ctx) {
 mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
     if (!mpt__enter(ctx, "mpt_anomaly_mode")) return mpt__status_of(ctx);
     if (ctx->step_depth)
-        return mpt__error(ctx, STATE, "step %lld is open; switch anomaly mode between steps",
-                          ctx->now.step);
+        return mpt__error(
+            ctx, STATE, "step %lld is open; switch anomaly mode between steps", ctx->now.step);
     if (!on) mpt__anomaly_free(ctx);
     if (on && !ctx->anomaly)
         ctx->anomaly = (mpt__anomaly *)mpt__host_new(ctx, sizeof *ctx->anomaly);

@@ -13,12 +13,11 @@
 mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
     if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(
-            ctx, DTYPE,
+        return mpt__error(ctx, DTYPE,
             "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
     if (ctx->autocast_depth == MPT__MAX_REGIONS)
-        return mpt__error(ctx, STATE, "%d autocast regions are open; end some",
-                          (int)MPT__MAX_REGIONS);
+        return mpt__error(
+            ctx, STATE, "%d autocast regions are open; end some", (int)MPT__MAX_REGIONS);
     ctx->autocast[++ctx->autocast_depth] = (uint8_t)dtype;
     return MPT_OK;
 }
@@ -45,15 +44,15 @@ static bool mpt__dtype_computes(mpt_dtype dtype) {
 }
 
 /* Where an input's dtype comes from, for messages. */
-static void mpt__describe_input(mpt_context *ctx, const mpt__tensor *tensor, int number, char *text,
-                                size_t size) {
+static void mpt__describe_input(
+    mpt_context *ctx, const mpt__tensor *tensor, int number, char *text, size_t size) {
     const char *dtype = mpt_dtype_name((mpt_dtype)tensor->dtype);
     if (tensor->parameter) {
         mpt__format_text(text, size, "argument %d (parameter %s) is %s", number,
-                         ctx->parameters[tensor->parameter - 1].path, dtype);
+            ctx->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         ctx->ops[tensor->record->op].name, dtype);
+            ctx->ops[tensor->record->op].name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }
@@ -62,12 +61,12 @@ static void mpt__describe_input(mpt_context *ctx, const mpt__tensor *tensor, int
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
     bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
-                 mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
-                 mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
+        mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
+        mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, DTYPE, "%s, %s; %smpt_cast one of them", first, second,
-                      casts ? "open mpt_autocast_begin around the call or " : "");
+        casts ? "open mpt_autocast_begin around the call or " : "");
 }
 
 /* An error where no arithmetic runs in the dtype of an input. */
@@ -75,8 +74,8 @@ static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
     char text[160];
     if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
     mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
-    return mpt__error(frame->context, DTYPE,
-                      "%s, which this op does not compute in; mpt_cast it to f32", text);
+    return mpt__error(
+        frame->context, DTYPE, "%s, which this op does not compute in; mpt_cast it to f32", text);
 }
 
 /* For inputs that meet as they are: of one dtype or, in a region, floats. */
@@ -135,8 +134,8 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
 /* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
    all its layers. The version of the values tells whether it is stale. An update writes the form
    that was in use along with the values; other changes leave it to be made anew. */
-static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *ctx, mpt__block *block, mpt_dtype dtype,
-                                            uint32_t version) {
+static MPT__NOINLINE uint32_t mpt__form_new(
+    mpt_context *ctx, mpt__block *block, mpt_dtype dtype, uint32_t version) {
     int which = dtype == MPT_BF16;
     ctx->counters.form_misses++;
     if (!block->form[which]) {
@@ -153,8 +152,8 @@ static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *ctx, mpt__block *block,
 }
 
 /* The form of a parameter; 0 on error. */
-static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *ctx, const mpt__tensor *tensor,
-                                                  mpt_dtype dtype) {
+static MPT__NOINLINE uint32_t mpt__parameter_form(
+    mpt_context *ctx, const mpt__tensor *tensor, mpt_dtype dtype) {
     mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
     int which = dtype == MPT_BF16;
     uint32_t version = ctx->storages[block->values].version;
@@ -180,8 +179,8 @@ typedef struct {
     uint8_t dtype;
 } mpt__source;
 
-static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *ctx, const mpt__tensor *tensor,
-                                               mpt_dtype compute, mpt__source *source) {
+static MPT__FORCE_INLINE bool mpt__gemm_source(
+    mpt_context *ctx, const mpt__tensor *tensor, mpt_dtype compute, mpt__source *source) {
     source->storage = tensor->storage;
     source->dtype = tensor->dtype;
     if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)

@@ -33,12 +33,12 @@ static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
 static bool mpt__comes_again(const mpt_context *ctx, const mpt__tensor *tensor) {
     const mpt__record *record = mpt__repeater(tensor);
     return record &&
-           record->saved_version[record->n_saved] == ctx->storages[tensor->storage].version;
+        record->saved_version[record->n_saved] == ctx->storages[tensor->storage].version;
 }
 
 /* Leaves position `at` of what is saved to backward, where that can have the tensor again. */
-static MPT__NOINLINE bool mpt__save_later(const mpt__frame *frame, const mpt__tensor *tensor,
-                                          int at) {
+static MPT__NOINLINE bool mpt__save_later(
+    const mpt__frame *frame, const mpt__tensor *tensor, int at) {
     mpt__record *record = frame->record;
     if (tensor != frame->in[0] || record->again || !mpt__comes_again(frame->context, tensor))
         return false;
@@ -142,8 +142,8 @@ static MPT__COLD bool mpt__input_stale(mpt_context *ctx, mpt_tensor handle, int 
 }
 
 /* Finds the tensors of handles; those from `required` on may be absent. */
-static bool mpt__find_inputs(mpt_context *ctx, const mpt_tensor *in, int n_in, int required,
-                             mpt__tensor **found) {
+static bool mpt__find_inputs(
+    mpt_context *ctx, const mpt_tensor *in, int n_in, int required, mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
         found[i] = mpt__live(ctx, in[i]);
         if (!found[i] && (in[i].context || in[i].slot || i < required))
@@ -155,7 +155,7 @@ static bool mpt__find_inputs(mpt_context *ctx, const mpt_tensor *in, int n_in, i
 /* Begins a forward call on a record. The caller sets its inputs, and where they are NULL here its
    attributes, too. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ctx, int op, int n_in,
-                                              int n_out, const mpt__attributes *attributes) {
+    int n_out, const mpt__attributes *attributes) {
     mpt__record *record = ctx->free_record;
     if (!record) {
         if (!mpt__records_grow(ctx)) return false;
@@ -192,10 +192,9 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
     }
     frame->dtypes = dtypes;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !frame->context->no_grad_depth &&
-                     !frame->context->inference_depth && frame->row->backward;
+        !frame->context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
-    return mpt__reject(
-        frame->context, STATE,
+    return mpt__reject(frame->context, STATE,
         "a tensor made in inference mode cannot take part in backward; make it outside, "
         "or mpt_clone it");
 }
@@ -220,8 +219,8 @@ static MPT__NOINLINE mpt__tensor *mpt__output_view(const mpt__frame *frame) {
 
 static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
     if (frame->is_view) return mpt__output_view(frame);
-    mpt__tensor *out = mpt__tensor_make(frame->context, frame->out_dtype[0], &frame->out_shape[0],
-                                        MPT_MEMORY_ACTIVATION, true);
+    mpt__tensor *out = mpt__tensor_make(
+        frame->context, frame->out_dtype[0], &frame->out_shape[0], MPT_MEMORY_ACTIVATION, true);
     if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
     return out;
 }
@@ -265,8 +264,8 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
 
 /* Begins an op on handles, in the public call `name`; its attributes are still to be set. False:
    the call ends here. The first input that has a context gives it. */
-static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
-                                               const mpt_tensor *in, int n_in, int required) {
+static MPT__FORCE_INLINE bool mpt__apply_begin(
+    mpt__frame *frame, const char *name, int op, const mpt_tensor *in, int n_in, int required) {
     mpt_context *ctx = mpt__context_of(in, n_in);
     if (!mpt__enter(ctx, name) || !mpt__call_begin(frame, ctx, op, n_in, 1, NULL)) return false;
     if (mpt__find_inputs(ctx, in, n_in, required, frame->record->in)) return true;
@@ -275,8 +274,8 @@ static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *na
 }
 
 /* All of such a call: gives the output's handle or the error null. */
-static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
-                              const mpt__attributes *attributes) {
+static mpt_tensor mpt__apply1(
+    const char *name, int op, const mpt_tensor *in, int n_in, const mpt__attributes *attributes) {
     mpt__frame frame;
     mpt_context *ctx = mpt__context_of(in, n_in);
     if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required)) return mpt__null(ctx);
@@ -327,8 +326,8 @@ static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
     if (gradient) mpt__tensor_drop(ctx, gradient);
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *ctx,
-                                                              mpt__tensor *tensor) {
+static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(
+    mpt_context *ctx, mpt__tensor *tensor) {
     mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
     if (!block->gradients)
         block->gradients =
@@ -342,8 +341,8 @@ static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *ctx,
 }
 
 /* The gradient of a parameter: a view of its block's, made on first use, dropped when it moves. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *ctx,
-                                                              mpt__tensor *tensor) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(
+    mpt_context *ctx, mpt__tensor *tensor) {
     mpt__tensor *known = tensor->gradient;
     return known ? known : mpt__parameter_gradient_new(ctx, tensor);
 }
@@ -371,8 +370,8 @@ static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__te
 }
 
 /* mpt__gradient_into for what is no parameter. */
-static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, mpt__tensor *input,
-                                                       mpt__access *access) {
+static MPT__NOINLINE mpt__tensor *mpt__activation_into(
+    const mpt__frame *frame, mpt__tensor *input, mpt__access *access) {
     mpt_context *ctx = frame->context;
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
@@ -393,8 +392,8 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, 
 
 /* Notes by what the gradient that a parameter is about to get is multiplied. A sum of both kinds is
    wrong only where somebody uses it: a generator's loss leaves some in its discriminator. */
-static MPT__FORCE_INLINE void mpt__note_scale(const mpt_context *ctx, mpt__parameter *parameter,
-                                              bool adds) {
+static MPT__FORCE_INLINE void mpt__note_scale(
+    const mpt_context *ctx, mpt__parameter *parameter, bool adds) {
     uint32_t scaler = ctx->loss_scaler;
     if (!adds)
         parameter->scaler = scaler, parameter->since = (uint32_t)ctx->now.updates;
@@ -495,23 +494,22 @@ static const char *mpt__path_now(const mpt__base *base) {
 
 /* What a launch belongs to, for reports. */
 static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *launch) {
-    return launch->op                       ? ctx->ops[launch->op].name
-           : launch->phase == MPT__BACKWARD ? "gradients that were there before"
-                                            : "what is no op";
+    return launch->op                    ? ctx->ops[launch->op].name
+        : launch->phase == MPT__BACKWARD ? "gradients that were there before"
+                                         : "what is no op";
 }
 
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *ctx, const mpt__record *record) {
     if (record->done)
         return mpt__error(ctx, STATE,
-                          "backward through %s for the second time, but its saved tensors are "
-                          "gone; pass retain = true to the first mpt_backward_from",
-                          ctx->ops[record->op].name);
+            "backward through %s for the second time, but its saved tensors are "
+            "gone; pass retain = true to the first mpt_backward_from",
+            ctx->ops[record->op].name);
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
         if (saved && ctx->storages[saved->storage].version != record->saved_version[i])
-            return mpt__error(
-                ctx, STATE,
+            return mpt__error(ctx, STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write, "
                 "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
                 ctx->ops[record->op].name);
@@ -615,8 +613,8 @@ static void mpt__materialise_all(mpt_context *ctx) {
 }
 
 /* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
-static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_tensor gradient,
-                                     mpt__tensor *one) {
+static mpt_status mpt__seed_gradient(
+    mpt_context *ctx, mpt__tensor *tensor, mpt_tensor gradient, mpt__tensor *one) {
     const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
     one->handle = 0;
@@ -629,13 +627,13 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
         seed = mpt__at(ctx, gradient, "gradient");
         if (!seed) return ctx->base.status;
         if (!mpt__same_shape(seed, tensor))
-            return mpt__error(ctx, SHAPE, "gradient has shape %S, the tensor %S", &seed->shape,
-                              &tensor->shape);
+            return mpt__error(
+                ctx, SHAPE, "gradient has shape %S, the tensor %S", &seed->shape, &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
         return mpt__error(ctx, SHAPE,
-                          "backward needs a one-element tensor, this has shape %S; reduce it with "
-                          "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
-                          &tensor->shape);
+            "backward needs a one-element tensor, this has shape %S; reduce it with "
+            "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
+            &tensor->shape);
     } else if (tensor->record && tensor->dtype == one->dtype) {
         tensor->record->grad[tensor->output] = one;
         return MPT_OK;
@@ -650,12 +648,12 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
 
 /* What the gradients of a pass are multiplied by, unless it meets a scaled loss: nothing that is
    known where the user gives the gradient to begin with, or a loss times a number of the user's. */
-static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
-                                mpt_tensor gradient) {
+static uint32_t mpt__root_scale(
+    const mpt_context *ctx, const mpt__tensor *root, mpt_tensor gradient) {
     const mpt__record *record = root->record;
     const unsigned function = record ? ctx->ops[record->op].function : (unsigned)MPT__FN_NONE;
     bool times = function == MPT__FN_MUL ||
-                 (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
+        (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
     return gradient.slot || times ? MPT__UNKNOWN : MPT__PLAIN;
 }
 
@@ -667,19 +665,19 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
     if (!root) return ctx->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(ctx, STATE,
-                          "backward from a tensor without history: nothing it was computed from "
-                          "requires a gradient (gradients have none), or it was made under "
-                          "mpt_no_grad_begin or mpt_inference_begin");
+            "backward from a tensor without history: nothing it was computed from "
+            "requires a gradient (gradients have none), or it was made under "
+            "mpt_no_grad_begin or mpt_inference_begin");
 #ifndef MPTRAIN_NO_WATCH
     if (ctx->in_update)
         return mpt__error(ctx, STATE,
-                          "an optimizer's update is under way, and is made of ops alone; call "
-                          "mpt_backward before mpt_step");
+            "an optimizer's update is under way, and is made of ops alone; call "
+            "mpt_backward before mpt_step");
 #endif
     if (ctx->in_backward)
         return mpt__error(ctx, STATE,
-                          "a backward pass is under way; a user op's backward is made of ops and "
-                          "cannot start another one");
+            "a backward pass is under way; a user op's backward is made of ops and "
+            "cannot start another one");
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
     ctx->loose_passes += ctx->scope_depth == 0;
     ctx->in_backward = true;
@@ -714,8 +712,7 @@ mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
     if (!leaf) return mpt__status_of(ctx);
     if (leaf->record)
-        return mpt__error(
-            ctx, STATE,
+        return mpt__error(ctx, STATE,
             "only leaves collect gradients, this was computed from others; mpt_detach it");
     if (on && !mpt__dtype_info[leaf->dtype].is_float)
         return mpt__error(ctx, DTYPE, "a tensor of dtype %D cannot have a gradient", leaf->dtype);
@@ -750,8 +747,8 @@ mpt_tensor mpt_grad(mpt_tensor tensor) {
     if (!leaf) return mpt__null(ctx);
     if (!mpt__leaf_has_grad(ctx, leaf))
         return mpt__refuse(ctx, STATE,
-                           "the tensor has no gradient: none came since zero_grad, or it is no "
-                           "leaf; mpt_has_grad tells");
+            "the tensor has no gradient: none came since zero_grad, or it is no "
+            "leaf; mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(ctx, leaf->gradient);
     mpt__materialise_gradients(ctx, &ctx->blocks[ctx->parameters[leaf->parameter - 1].block]);
     const mpt__tensor *view = mpt__parameter_gradient(ctx, leaf);
@@ -770,8 +767,8 @@ mpt_status mpt_clear_grad(mpt_tensor tensor) {
 /* ==== Modes ==== */
 
 /* Counts a nesting depth up or down. */
-static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int *dropped,
-                            int change) {
+static mpt_status mpt__nest(
+    mpt_context *ctx, const char *name, int *depth, int *dropped, int change) {
     if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
     if (*depth + change < 0) {
         if (*dropped == 0)

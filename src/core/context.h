@@ -108,7 +108,7 @@ typedef struct {
     bool has_grad;         /* None or not */
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
-    uint32_t since;        /* updates that were completed when its gradient began */
+    uint32_t since; /* updates that were completed when its gradient began */
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -171,7 +171,7 @@ typedef struct mpt__record {
     uint8_t cursor;           /* next input of that walk */
     uint32_t path;            /* index of the module path in ctx->paths */
     int64_t step;
-    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
+    mpt__tensor *in[MPT__MAX_INPUTS]; /* NULL = absent */
     /* With a save reference; behind what a user op saved stand the shapes of its outputs. */
     mpt__tensor *saved[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
     uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
@@ -220,7 +220,7 @@ typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
 /* A row of the op table, which ctx->ops points at. */
 typedef struct mpt__op_row {
     const char *name;
-    const char *onnx; /* "" if there is no single equal */
+    const char *onnx;                    /* "" if there is no single equal */
     mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
     uint8_t policy;                      /* mpt__policy */
     uint8_t function, backward_function; /* mpt__function */
@@ -262,8 +262,8 @@ typedef struct {
 typedef struct {
     uint32_t module;    /* slot of the layer under way; 0: none that may wait */
     uint32_t conv;      /* that of the one that waits */
-    mpt__tensor *in[3];    /* as an op's; in[0] and out are held */
-    mpt__tensor *out;      /* NULL: none waits */
+    mpt__tensor *in[3]; /* as an op's; in[0] and out are held */
+    mpt__tensor *out;   /* NULL: none waits */
     mpt__attributes attributes;
     uint16_t op;
     uint8_t compute;
@@ -413,12 +413,12 @@ struct mpt_context {
        storage that was given back from being used again. */
     void (*retire)(mpt_context *ctx, uint32_t storage);
     struct mpt__recording *recorder; /* core/recorder.c */
-    bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
-    struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
-    bool timed_products, tf32;       /* mpt_benchmark */
-    bool capturing;                  /* what is recorded is to run without the host .. */
-    bool unrecorded;                 /* .. but for this, which the host does each time */
-    int64_t host_writes;             /* uploads so far */
+    bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
+    struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
+    bool timed_products, tf32;    /* mpt_benchmark */
+    bool capturing;               /* what is recorded is to run without the host .. */
+    bool unrecorded;              /* .. but for this, which the host does each time */
+    int64_t host_writes;          /* uploads so far */
     uint32_t sliced; /* slot of the captured step that stands between two launches; 0 = none */
     mpt__tracer tracer;
     mpt__printer printer;
@@ -428,18 +428,18 @@ struct mpt_context {
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
-    bool warned_decoder;  /* that stb_image is an old one */
-    int64_t loose_passes;  /* of backward, outside scopes */
-    bool warned_leftovers; /* that tensors outside steps and scopes become many */
-    bool warned_scores;    /* that a loss takes them for what they are not */
-    void *series; /* of checkpoints, train/series.c */
-    void *run;    /* that has state of its own beside the objects, train/state.c */
-    double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
-    int32_t stop; /* mpt_request_stop */
-    bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
-    bool queues;           /* the program may have, since ctx->backend.stream was last called */
-    bool checks;           /* launches are looked at before: config.debug, or there are shares */
-    mpt__share_entry *shares;    /* of storages that are lent or borrowed */
+    bool warned_decoder;      /* that stb_image is an old one */
+    int64_t loose_passes;     /* of backward, outside scopes */
+    bool warned_leftovers;    /* that tensors outside steps and scopes become many */
+    bool warned_scores;       /* that a loss takes them for what they are not */
+    void *series;             /* of checkpoints, train/series.c */
+    void *run;                /* that has state of its own beside the objects, train/state.c */
+    double best;              /* the least value that mpt_checkpoint_best saw, or infinity */
+    int32_t stop;             /* mpt_request_stop */
+    bool warned_clipped;      /* that a step took gradients clipped by a norm that is not finite */
+    bool queues;              /* the program may have, since ctx->backend.stream was last called */
+    bool checks;              /* launches are looked at before: config.debug, or there are shares */
+    mpt__share_entry *shares; /* of storages that are lent or borrowed */
     int64_t share_count, share_capacity;
 };
 
@@ -460,7 +460,7 @@ struct mpt_context {
     ((void)(mpt__enter(ctx, call) && mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__)))
 #define mpt__misused(ctx, call, STATUS, ...) \
     ((void)(mpt__enter(ctx, call) && mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__)), \
-     mpt__null(ctx))
+        mpt__null(ctx))
 #define mpt__ok(ctx) ((ctx)->base.status == MPT_OK)
 /* The status of an op's call. */
 #define mpt__outcome(frame) ((frame)->context->base.status)

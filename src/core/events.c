@@ -19,8 +19,7 @@ static mpt_status mpt__listen(mpt_context *ctx, mpt__event event, mpt__hear hear
         else if (!listener->hear) place = listener;
     }
     if (!place)
-        return mpt__error(
-            ctx, STATE,
+        return mpt__error(ctx, STATE,
             "%d features listen already (printers, tracers, recordings, anomaly mode); end one",
             (int)MPT__MAX_LISTENERS);
     place->hear = hear, place->user = user, place->event = event;
@@ -40,8 +39,8 @@ static void mpt__listen_no_more(mpt_context *ctx, mpt__event event, mpt__hear he
     if (!others) ctx->heard &= ~(1u << event);
 }
 
-static MPT__NOINLINE void mpt__tell_listeners(mpt_context *ctx, mpt__event event,
-                                              const void *what) {
+static MPT__NOINLINE void mpt__tell_listeners(
+    mpt_context *ctx, mpt__event event, const void *what) {
     for (int i = 0; i < MPT__MAX_LISTENERS; i++) {
         const mpt__listener *listener = &ctx->listeners[i];
         if (listener->hear && listener->event == event) listener->hear(ctx, listener->user, what);

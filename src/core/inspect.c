@@ -33,20 +33,20 @@ static void mpt__print_launch(mpt_context *ctx, void *user, const void *what) {
     char text[1024];
     mpt__text line = mpt__text_make(text, sizeof text);
     mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
-                    mpt__phase_names[launch->phase], launch->op ? ctx->ops[launch->op].name : "-");
+        mpt__phase_names[launch->phase], launch->op ? ctx->ops[launch->op].name : "-");
     if (ctx->path) mpt__write_text(&line, " (%s)", mpt__path_text(ctx, ctx->path));
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
         mpt_shape shape = mpt__operand_shape(operand);
         mpt__write_text(&line, " %s:%D%S@%d", access[operand->access], operand->dtype, &shape,
-                        (int)operand->storage);
+            (int)operand->storage);
     }
     printer->write(printer->user, text);
 }
 
-mpt_status mpt_print_launches(mpt_context *ctx, void (*write)(void *user, const char *line),
-                              void *user) {
+mpt_status mpt_print_launches(
+    mpt_context *ctx, void (*write)(void *user, const char *line), void *user) {
     if (!mpt__enter(ctx, "mpt_print_launches")) return mpt__status_of(ctx);
     mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__print_launch);
     if (!write) return MPT_OK;
@@ -58,8 +58,8 @@ mpt_status mpt_print_launches(mpt_context *ctx, void (*write)(void *user, const 
 /* ==== NaN tracer ==== */
 
 /* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
-static int64_t mpt__find_nonfinite(mpt_context *ctx, void *const *data,
-                                   const mpt__operand *operand) {
+static int64_t mpt__find_nonfinite(
+    mpt_context *ctx, void *const *data, const mpt__operand *operand) {
     mpt__launch probe;
     mpt__zero(probe);
     probe.kernel = MPT__K_FIND_NONFINITE;
@@ -77,8 +77,8 @@ static int64_t mpt__find_nonfinite(mpt_context *ctx, void *const *data,
 
 /* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
    before. What the result has been written over cannot be told. */
-static bool mpt__trace_read(mpt_context *ctx, const mpt__launch *traced,
-                            const mpt__operand *result) {
+static bool mpt__trace_read(
+    mpt_context *ctx, const mpt__launch *traced, const mpt__operand *result) {
     for (int i = 0; i < traced->n_operands; i++) {
         const mpt__operand *operand = &traced->operand[i];
         if (operand->storage && operand->storage != result->storage &&
@@ -89,8 +89,8 @@ static bool mpt__trace_read(mpt_context *ctx, const mpt__launch *traced,
     return false;
 }
 
-static void mpt__trace_operand(mpt_context *ctx, mpt__tracer *tracer, const mpt__launch *traced,
-                               const mpt__operand *operand) {
+static void mpt__trace_operand(
+    mpt_context *ctx, mpt__tracer *tracer, const mpt__launch *traced, const mpt__operand *operand) {
     int64_t index = mpt__find_nonfinite(ctx, ctx->data, operand);
     if (index < 0) return;
     bool read = mpt__trace_read(ctx, traced, operand);
@@ -99,11 +99,11 @@ static void mpt__trace_operand(mpt_context *ctx, mpt__tracer *tracer, const mpt_
     const char *path = mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
     tracer->found = true;
     mpt__format_text(tracer->report, sizeof tracer->report,
-                     "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
-                     "%lld of a %D tensor %S%s",
-                     ctx->now.step, mpt__phase_names[traced->phase], mpt__origin_text(ctx, traced),
-                     *path ? ", module " : "", path, mpt__kernel_names[traced->kernel], index,
-                     operand->dtype, &shape, read ? "; what it read was not finite already" : "");
+        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
+        "%lld of a %D tensor %S%s",
+        ctx->now.step, mpt__phase_names[traced->phase], mpt__origin_text(ctx, traced),
+        *path ? ", module " : "", path, mpt__kernel_names[traced->kernel], index, operand->dtype,
+        &shape, read ? "; what it read was not finite already" : "");
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -180,7 +180,7 @@ static void mpt__scalars_ask(mpt_context *ctx) {
     int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
     mpt_status status =
         backend->snapshot(backend->self, place, ctx->scalars + (1 + place) * MPT__SLOT_COUNT,
-                          mpt__device_scalars(ctx), MPT__SLOT_COUNT * sizeof(mpt__scalar));
+            mpt__device_scalars(ctx), MPT__SLOT_COUNT * sizeof(mpt__scalar));
     ctx->landing[place] = status == MPT_OK ? ++ctx->snapshots : 0;
     if (status != MPT_OK) mpt__backend_error(ctx, status);
 }
@@ -205,8 +205,8 @@ static mpt__metric *mpt__metric_make(mpt_context *ctx, const char *name) {
     mpt__metric *metric = &ctx->metrics[ctx->metric_count];
     if (ctx->metric_count == room || strlen(name) >= sizeof metric->name) {
         mpt__error(ctx, ARGUMENT,
-                   "metric \"%s\": at most %d metrics, names of at most %d characters", name, room,
-                   (int)sizeof metric->name - 1);
+            "metric \"%s\": at most %d metrics, names of at most %d characters", name, room,
+            (int)sizeof metric->name - 1);
         return NULL;
     }
     metric->sum_slot = mpt__scalar_new_f(ctx, 0.0);
@@ -226,16 +226,16 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
     const mpt__tensor *found = mpt__at(ctx, value, "value");
     if (!found) return ctx->base.status;
     if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
-        return mpt__error(ctx, SHAPE, "expected one float element, got %D %S", found->dtype,
-                          &found->shape);
+        return mpt__error(
+            ctx, SHAPE, "expected one float element, got %D %S", found->dtype, &found->shape);
     mpt__metric *metric = mpt__metric_find(ctx, name);
     if (!metric) metric = mpt__metric_make(ctx, name);
     if (!metric) return ctx->base.status;
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_METRIC_ADD);
     launch->slot[0] = metric->sum_slot;
     launch->slot[1] = metric->count_slot;
-    mpt__operand_on(launch, 0, found->storage, (mpt_dtype)found->dtype, found->offset, 1,
-                    MPT__READ);
+    mpt__operand_on(
+        launch, 0, found->storage, (mpt_dtype)found->dtype, found->offset, 1, MPT__READ);
     return mpt__submit(ctx, launch);
 }
 
@@ -301,12 +301,11 @@ mpt_dtype mpt_precision_auto(mpt_context *ctx, const char **reason) {
     mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
     const char *why = "there is no context";
     if (ctx)
-        why = precision == MPT_F16 ? "this GPU's Tensor Cores multiply fp16, but not bf16"
-              : precision == MPT_BF16
-                  ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range is that of fp32"
-                        : "this CPU multiplies bf16 faster than fp32, whose range it has"
-              : gpu
-                  ? "this GPU has no Tensor Cores: halves would save memory, not time"
+        why = precision == MPT_F16  ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+            : precision == MPT_BF16 ? gpu
+                ? "this GPU's Tensor Cores multiply bf16, whose range is that of fp32"
+                : "this CPU multiplies bf16 faster than fp32, whose range it has"
+            : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
                   : "the CPU's kernels in use multiply in fp32: halves would save memory, not time";
     if (reason) *reason = why;
     return precision;

@@ -56,8 +56,8 @@ static void mpt__recorder_note(mpt_context *ctx, mpt__object_kind kind, const mp
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
-static void mpt__recorder_hold(mpt_context *ctx, mpt__recording *recorder,
-                               const mpt__launch *launch, int64_t limit) {
+static void mpt__recorder_hold(
+    mpt_context *ctx, mpt__recording *recorder, const mpt__launch *launch, int64_t limit) {
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
         bool known = !id || (int64_t)id >= limit || !ctx->storages[id].live;
@@ -173,8 +173,8 @@ static bool mpt__replay_memory(mpt_context *ctx, mpt__recording *recorder, bool 
         mpt__storage *storage = &ctx->storages[id];
         int size_class = 0;
         if (give) {
-            void *data = mpt__pool_take(ctx, storage->bytes > 0 ? storage->bytes : 1,
-                                        MPT_MEMORY_ACTIVATION, &size_class);
+            void *data = mpt__pool_take(
+                ctx, storage->bytes > 0 ? storage->bytes : 1, MPT_MEMORY_ACTIVATION, &size_class);
             if (!data) return false;
             ctx->data[id] = data;
             storage = &ctx->storages[id]; /* the pool may have moved the table */
@@ -182,8 +182,8 @@ static bool mpt__replay_memory(mpt_context *ctx, mpt__recording *recorder, bool 
             storage->size_class = (uint16_t)size_class;
             mpt__account(&ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
         } else if (ctx->data[id]) {
-            mpt__account_less(&ctx->base, MPT_MEMORY_ACTIVATION,
-                              mpt__class_bytes(storage->size_class));
+            mpt__account_less(
+                &ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(storage->size_class));
             mpt__pool_give(ctx, ctx->data[id], storage->size_class);
             ctx->data[id] = NULL;
             storage->live = 0;
@@ -217,8 +217,8 @@ mpt_status mpt_replay(mpt_recording recording) {
     if (!recorder || !mpt__recorder_idle(ctx) || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
     for (int64_t i = 0; i < recorder->held.count; i++)
         if (ctx->storages[recorder->held.id[i]].live == 2)
-            return mpt__error(ctx, STATE,
-                              "mpt_half has moved parameters since the recording; record anew");
+            return mpt__error(
+                ctx, STATE, "mpt_half has moved parameters since the recording; record anew");
     if (mpt__launches_refused(ctx, recorder->launches, recorder->count)) return ctx->base.status;
     bool ready = mpt__replay_memory(ctx, recorder, true);
     ctx->device_step = -1; /* the launches may set it */

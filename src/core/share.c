@@ -32,7 +32,7 @@ static mpt__share_entry *mpt__share_of(mpt_context *ctx, uint32_t storage) {
 static mpt__shared *mpt__share_out(mpt_context *ctx, uint32_t id) {
     if (ctx->storages[id].source >= MPT__LENT) return mpt__share_of(ctx, id)->memory;
     if (!mpt__grow(&ctx->base, &ctx->shares, &ctx->share_capacity, ctx->share_count + 1,
-                   sizeof *ctx->shares, MPT_MEMORY_HOST))
+            sizeof *ctx->shares, MPT_MEMORY_HOST))
         return NULL;
     const mpt_allocator allocator = ctx->base.allocator;
     mpt__shared *memory =
@@ -91,13 +91,13 @@ static void mpt__share_end(mpt_context *ctx, uint32_t id) {
 }
 
 /* The parameter whose values hold that byte; NULL: it is none. */
-static const mpt__parameter *mpt__share_parameter(const mpt_context *ctx, uint32_t storage,
-                                                  int64_t byte) {
+static const mpt__parameter *mpt__share_parameter(
+    const mpt_context *ctx, uint32_t storage, int64_t byte) {
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[i];
         if (parameter->live && parameter->tensor && parameter->tensor->storage == storage &&
             byte < (parameter->tensor->offset + parameter->numel) *
-                       mpt__dtype_info[parameter->tensor->dtype].bytes)
+                    mpt__dtype_info[parameter->tensor->dtype].bytes)
             return parameter;
     }
     return NULL;
@@ -114,14 +114,14 @@ static MPT__COLD bool mpt__share_refuses(mpt_context *ctx, uint32_t id, int64_t 
     const char *path = parameter ? parameter->path : "";
     if (storage->source == MPT__OTHERS)
         mpt__error(ctx, STATE,
-                   "%s%s is borrowed from another context (mpt_share_module) and read only; train "
-                   "or load a net of its own, and share that",
-                   kind, path);
+            "%s%s is borrowed from another context (mpt_share_module) and read only; train "
+            "or load a net of its own, and share that",
+            kind, path);
     else
         mpt__error(ctx, STATE,
-                   "%s%s is lent to %lld other module%s (mpt_share_module), which may be reading "
-                   "it; destroy those first, or train and load another net",
-                   kind, path, others, others == 1 ? "" : "s");
+            "%s%s is lent to %lld other module%s (mpt_share_module), which may be reading "
+            "it; destroy those first, or train and load another net",
+            kind, path, others, others == 1 ? "" : "s");
     return true;
 }
 
@@ -129,14 +129,14 @@ static MPT__COLD bool mpt__share_refuses(mpt_context *ctx, uint32_t id, int64_t 
     ((ctx)->share_count > 0 && mpt__share_refuses(ctx, storage, 0))
 
 /* Whether launches, recorded before or about to run, would write such a storage. */
-static MPT__COLD bool mpt__launches_refused(mpt_context *ctx, const mpt__launch *launches,
-                                            int64_t count) {
+static MPT__COLD bool mpt__launches_refused(
+    mpt_context *ctx, const mpt__launch *launches, int64_t count) {
     for (int64_t i = 0; i < count && ctx->share_count > 0; i++)
         for (int k = 0; k < launches[i].n_operands; k++) {
             const mpt__operand *operand = &launches[i].operand[k];
             if (operand->access != MPT__READ &&
-                mpt__share_refuses(ctx, operand->storage,
-                                   operand->offset * mpt__dtype_info[operand->dtype].bytes))
+                mpt__share_refuses(
+                    ctx, operand->storage, operand->offset * mpt__dtype_info[operand->dtype].bytes))
                 return true;
         }
     return false;

@@ -11,8 +11,7 @@
 /* Whether the context is this process's, else an error. */
 static MPT__COLD bool mpt__not_forked(mpt_context *ctx) {
     if (ctx->base.process == mpt__process_id()) return true;
-    return mpt__reject(
-        ctx, THREAD,
+    return mpt__reject(ctx, THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
@@ -92,8 +91,8 @@ static bool mpt__enter_checked(mpt_context *ctx, const char *op) {
 /* Whether no step stands between two of its launches, else an error. */
 static bool mpt__no_slice(mpt_context *ctx) {
     if (!ctx->sliced) return true;
-    return mpt__reject(ctx, STATE,
-                       "a step is under way in slices; call mpt_step_slice until it is done");
+    return mpt__reject(
+        ctx, STATE, "a step is under way in slices; call mpt_step_slice until it is done");
 }
 
 /* The status of a call whose context may be NULL. */
@@ -195,7 +194,7 @@ static MPT__COLD void mpt__device_refused(mpt_context *ctx, int64_t bytes, mpt_m
         mpt__zero(device);
         backend->describe(backend->self, &device);
         mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
-                         device.memory_free, device.memory);
+            device.memory_free, device.memory);
     }
     mpt__fail_memory_of(&ctx->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
 }
@@ -271,7 +270,7 @@ static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *ctx) {
     }
     int64_t need = ctx->storage_count + 1;
     bool ok = mpt__room(ctx, ctx->storages, ctx->storage_capacity, need) &&
-              mpt__room(ctx, ctx->data, ctx->data_capacity, need);
+        mpt__room(ctx, ctx->data, ctx->data_capacity, need);
     return ok ? (uint32_t)ctx->storage_count++ : 0;
 }
 
@@ -288,8 +287,8 @@ static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *ctx, int size_class
 }
 
 /* A row with new memory. */
-static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *ctx, int size_class,
-                                            mpt_memory_kind kind) {
+static MPT__NOINLINE uint32_t mpt__idle_new(
+    mpt_context *ctx, int size_class, mpt_memory_kind kind) {
     uint32_t id = mpt__storage_row(ctx);
     if (!id) return 0;
     ctx->storages[id].size_class = (uint16_t)size_class;
@@ -308,8 +307,8 @@ static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_
 }
 
 /* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
-static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *ctx, int64_t bytes,
-                                                 mpt_memory_kind kind) {
+static MPT__FORCE_INLINE uint32_t mpt__idle_take(
+    mpt_context *ctx, int64_t bytes, mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
     uint32_t id = mpt__idle_pop(ctx, wanted);
     return id ? id : mpt__idle_above(ctx, wanted, kind);
@@ -317,8 +316,8 @@ static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *ctx, int64_t bytes
 
 /* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
    then finds the row that is spare meanwhile. */
-static void *mpt__pool_take(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind,
-                            int *size_class) {
+static void *mpt__pool_take(
+    mpt_context *ctx, int64_t bytes, mpt_memory_kind kind, int *size_class) {
     uint32_t id = mpt__idle_take(ctx, bytes, kind);
     if (!id) return NULL;
     void *pointer = ctx->data[id];
@@ -371,8 +370,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_at(mpt__launch *launch, int 
     return &launch->operand[position];
 }
 
-static MPT__FORCE_INLINE void mpt__operand_set(mpt__operand *operand, uint32_t storage, int dtype,
-                                               mpt__access access) {
+static MPT__FORCE_INLINE void mpt__operand_set(
+    mpt__operand *operand, uint32_t storage, int dtype, mpt__access access) {
     operand->storage = storage;
     operand->dtype = (uint8_t)dtype;
     operand->access = (uint8_t)access;
@@ -393,9 +392,8 @@ static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *fr
 }
 
 /* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
-static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
-                                                           const mpt__tensor *tensor, int rank,
-                                                           mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, int rank, mpt__access access) {
     mpt__operand *operand = mpt__operand_at(launch, position);
     mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
     operand->rank = (uint8_t)rank;
@@ -404,9 +402,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, 
 }
 
 /* Describes a tensor, in line for what small nets do in each step. */
-static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, int position,
-                                                           const mpt__tensor *tensor,
-                                                           mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     mpt__operand *operand =
         mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
     mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
@@ -414,8 +411,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, 
     return operand;
 }
 
-static MPT__NOINLINE mpt__operand *
-mpt__operand_show(mpt__operand *operand, const mpt__tensor *tensor, mpt__access access) {
+static MPT__NOINLINE mpt__operand *mpt__operand_show(
+    mpt__operand *operand, const mpt__tensor *tensor, mpt__access access) {
     mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
     operand->rank = (uint8_t)tensor->shape.rank;
     operand->offset = tensor->offset;
@@ -425,8 +422,8 @@ mpt__operand_show(mpt__operand *operand, const mpt__tensor *tensor, mpt__access 
 }
 
 /* Describes a tensor; shape and strides may be changed afterwards. */
-static MPT__FORCE_INLINE mpt__operand *
-mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_of(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     return mpt__operand_show(mpt__operand_at(launch, position), tensor, access);
 }
 #define mpt__reads(launch, position, tensor) mpt__operand_of(launch, position, tensor, MPT__READ)
@@ -434,9 +431,7 @@ mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mp
 
 /* `count` elements of a storage in a row. */
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int position,
-                                                       uint32_t storage, mpt_dtype dtype,
-                                                       int64_t offset, int64_t count,
-                                                       mpt__access access) {
+    uint32_t storage, mpt_dtype dtype, int64_t offset, int64_t count, mpt__access access) {
     mpt__operand *operand = mpt__operand_at(launch, position);
     mpt__operand_set(operand, storage, (int)dtype, access);
     operand->rank = 1;
@@ -457,26 +452,26 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
 #ifndef MPTRAIN_NO_WATCH
     if (status == MPT_ERROR_NUMERIC && index < 0)
         return mpt__error_of(ctx, status,
-                             "the norm of the gradients is %g (launch %lld); no step was taken; "
-                             "mpt_anomaly_mode finds the op, mpt_error_if_nonfinite lets it pass",
-                             value.f, launch);
+            "the norm of the gradients is %g (launch %lld); no step was taken; "
+            "mpt_anomaly_mode finds the op, mpt_error_if_nonfinite lets it pass",
+            value.f, launch);
 #endif
     if (status == MPT_ERROR_NUMERIC)
         return mpt__error_of(ctx, status,
-                             "element %lld of the input is not in [0, 1] but %g (launch %lld); "
-                             "mpt_binary_cross_entropy_with_logits takes logits",
-                             index, value.f, launch);
+            "element %lld of the input is not in [0, 1] but %g (launch %lld); "
+            "mpt_binary_cross_entropy_with_logits takes logits",
+            index, value.f, launch);
     if (index < 0)
-        return mpt__error_of(
-            ctx, status, "element %lld of the indices is %lld: expected 0 to %lld (launch %lld)",
-            -1 - index, value.i, size - 1, launch);
+        return mpt__error_of(ctx, status,
+            "element %lld of the indices is %lld: expected 0 to %lld (launch %lld)", -1 - index,
+            value.i, size - 1, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
-        mpt__format_text(position, sizeof position, ", position %lld",
-                         scalars[MPT__SLOT_ERROR_POSITION].i);
+        mpt__format_text(
+            position, sizeof position, ", position %lld", scalars[MPT__SLOT_ERROR_POSITION].i);
     return mpt__error_of(ctx, status,
-                         "target of sample %lld%s is %lld: expected a class number of 0 to %lld "
-                         "(launch %lld); check the labels, or name them with ignore_index",
-                         index, position, value.i, size - 1, launch);
+        "target of sample %lld%s is %lld: expected a class number of 0 to %lld "
+        "(launch %lld); check the labels, or name them with ignore_index",
+        index, position, value.i, size - 1, launch);
 }
 
 #ifndef MPTRAIN_NO_WATCH
@@ -486,9 +481,9 @@ static MPT__COLD void mpt__note_clipped(mpt_context *ctx) {
     if (ctx->warned_clipped || scalars[slot].i <= scalars[MPT__SLOT_CLIPPED_AT].i) return;
     ctx->warned_clipped = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "mpt_clip_grad_norm: the norm was infinite or NaN, which makes gradients 0 or NaN, "
-             "and a step took them; look at the norm and leave that step out, use a scaler, or "
-             "leave mpt_error_if_nonfinite on; mpt_anomaly_mode finds the op");
+        "mpt_clip_grad_norm: the norm was infinite or NaN, which makes gradients 0 or NaN, "
+        "and a step took them; look at the norm and leave that step out, use a scaler, or "
+        "leave mpt_error_if_nonfinite on; mpt_anomaly_mode finds the op");
 }
 #endif
 
@@ -529,9 +524,9 @@ static MPT__COLD mpt_status mpt__check_operands(mpt_context *ctx, const mpt__lau
         bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
         if (storage->live && inside) continue;
         return mpt__error(ctx, DEVICE,
-                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
-                          "of %lld bytes; this is a defect of mptrain",
-                          launch->number, (int)launch->kernel, i, last, storage->bytes);
+            "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
+            "of %lld bytes; this is a defect of mptrain",
+            launch->number, (int)launch->kernel, i, last, storage->bytes);
     }
     return MPT_OK;
 }
@@ -574,15 +569,14 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
 }
 
 /* The host's share of a launch computes as the CPU's kernels do, which see to that themselves. */
-static MPT__NOINLINE mpt_status mpt__launch_plainly(const mpt__backend *backend,
-                                                    const mpt__execution *execution,
-                                                    const mpt__launch *launch) {
+static MPT__NOINLINE mpt_status mpt__launch_plainly(
+    const mpt__backend *backend, const mpt__execution *execution, const mpt__launch *launch) {
     MPT__PLAIN_FLOATS;
     return backend->launch(backend->self, execution, launch);
 }
 
-static MPT__NOINLINE int64_t mpt__workspace_plainly(const mpt__backend *backend,
-                                                    const mpt__launch *launch) {
+static MPT__NOINLINE int64_t mpt__workspace_plainly(
+    const mpt__backend *backend, const mpt__launch *launch) {
     MPT__PLAIN_FLOATS;
     return backend->workspace(backend->self, launch);
 }
@@ -595,13 +589,13 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
     launch->number = ++ctx->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
         (launch->operand[0].stride[1] == 1 ||
-         launch->operand[launch->n_operands - 1].stride[1] == 1))
+            launch->operand[launch->n_operands - 1].stride[1] == 1))
         mpt__launch_order(launch);
     if (ctx->checks && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
     mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
-    launch->workspace = !backend->workspace    ? 0
-                        : backend->synchronous ? backend->workspace(backend->self, launch)
-                                               : mpt__workspace_plainly(backend, launch);
+    launch->workspace = !backend->workspace ? 0
+        : backend->synchronous              ? backend->workspace(backend->self, launch)
+                                            : mpt__workspace_plainly(backend, launch);
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
         if (!execution.workspace) return ctx->base.status;
@@ -621,8 +615,8 @@ static mpt_status mpt__launch_fill(mpt_context *ctx, const mpt__tensor *tensor, 
     return mpt__submit(ctx, launch);
 }
 
-static mpt_status mpt__launch_copy(mpt_context *ctx, const mpt__tensor *from, const mpt__tensor *to,
-                                   mpt__access access) {
+static mpt_status mpt__launch_copy(
+    mpt_context *ctx, const mpt__tensor *from, const mpt__tensor *to, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
     mpt__reads(launch, 0, from);
     mpt__operand_of(launch, 1, to, access);
@@ -670,7 +664,7 @@ static MPT__INLINE void mpt__storage_release(mpt_context *ctx, uint32_t id) {
 
 /* Counts a row's memory and makes it a storage with one reference. */
 static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *ctx, uint32_t id, int64_t bytes,
-                                                 mpt_memory_kind kind, mpt__storage_source source) {
+    mpt_memory_kind kind, mpt__storage_source source) {
     mpt__storage *storage = &ctx->storages[id];
     storage->bytes = bytes;
     storage->references = 1;
@@ -683,8 +677,8 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *ctx, uint32_t id, 
 }
 
 /* A storage of unset values (zero: set to 0). 0 on error. */
-static uint32_t mpt__storage_new(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind,
-                                 mpt__storage_source source, bool zero) {
+static uint32_t mpt__storage_new(
+    mpt_context *ctx, int64_t bytes, mpt_memory_kind kind, mpt__storage_source source, bool zero) {
     int64_t held = bytes > 0 ? bytes : 1;
     bool pooled = source == MPT__FROM_POOL;
     uint32_t id = pooled ? mpt__idle_take(ctx, held, kind) : mpt__storage_row(ctx);
@@ -736,7 +730,7 @@ static void mpt__wait(mpt_context *ctx) {
     mpt__backend *backend = &ctx->backend;
     if (backend->synchronous) return;
     mpt_status status = backend->download(backend->self, ctx->scalars, mpt__device_scalars(ctx),
-                                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
+        MPT__SLOT_COUNT * sizeof(mpt__scalar));
     if (status != MPT_OK) {
         mpt__backend_error(ctx, status);
         return;
@@ -746,8 +740,8 @@ static void mpt__wait(mpt_context *ctx) {
 }
 
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
-static mpt_status mpt__upload(mpt_context *ctx, uint32_t storage, int64_t byte_offset,
-                              const void *source, int64_t bytes) {
+static mpt_status mpt__upload(
+    mpt_context *ctx, uint32_t storage, int64_t byte_offset, const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(ctx);
 #ifndef MPTRAIN_NO_WATCH
@@ -755,25 +749,25 @@ static mpt_status mpt__upload(mpt_context *ctx, uint32_t storage, int64_t byte_o
         return ctx->base.status;
 #endif
     mpt__backend *backend = &ctx->backend;
-    mpt_status status = backend->upload(backend->self, (char *)ctx->data[storage] + byte_offset,
-                                        source, (size_t)bytes);
+    mpt_status status = backend->upload(
+        backend->self, (char *)ctx->data[storage] + byte_offset, source, (size_t)bytes);
     if (status != MPT_OK) return mpt__backend_error(ctx, status);
     ctx->host_writes++;
     ctx->storages[storage].version++;
     return MPT_OK;
 }
 
-static mpt_status mpt__download(mpt_context *ctx, void *destination, uint32_t storage,
-                                int64_t byte_offset, int64_t bytes) {
+static mpt_status mpt__download(
+    mpt_context *ctx, void *destination, uint32_t storage, int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(ctx);
     if (ctx->capturing)
         return mpt__error(ctx, STATE,
-                          "a captured step cannot wait for values; call mpt_metric_push in it, and "
-                          "mpt_metric_mean or mpt_item after it");
+            "a captured step cannot wait for values; call mpt_metric_push in it, and "
+            "mpt_metric_mean or mpt_item after it");
     mpt__backend *backend = &ctx->backend;
-    mpt_status status = backend->download(backend->self, destination,
-                                          (char *)ctx->data[storage] + byte_offset, (size_t)bytes);
+    mpt_status status = backend->download(
+        backend->self, destination, (char *)ctx->data[storage] + byte_offset, (size_t)bytes);
     if (status != MPT_OK) return mpt__backend_error(ctx, status);
     mpt__wait(ctx);
     return mpt__check_device(ctx);

@@ -39,11 +39,11 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
     if (!loop && all < MPT__LEFT_TENSORS) return;
     ctx->warned_leftovers = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "%lld tensors that were made outside steps and scopes are alive, and take more and "
-             "more memory: put what a loop does between mpt_step_begin and mpt_step_end (without "
-             "training: mpt_scope_begin and mpt_scope_end), or mpt_release them; mpt_keep what is "
-             "to stay",
-             all);
+        "%lld tensors that were made outside steps and scopes are alive, and take more and "
+        "more memory: put what a loop does between mpt_step_begin and mpt_step_end (without "
+        "training: mpt_scope_begin and mpt_scope_end), or mpt_release them; mpt_keep what is "
+        "to stay",
+        all);
 }
 
 /* Makes more slots. They never move, so pointers to tensors stay good. */
@@ -203,8 +203,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *ctx) {
    The caller's reference to the storage becomes the tensor's. Nothing refers to a free slot, nor it
    to anything: that need not be set. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *ctx, mpt__tensor *tensor,
-                                                       uint32_t storage, mpt_dtype dtype,
-                                                       const mpt_shape *shape, int64_t offset) {
+    uint32_t storage, mpt_dtype dtype, const mpt_shape *shape, int64_t offset) {
     ctx->free_tensor = tensor->next_free;
     tensor->storage = storage;
     tensor->handle = 1;
@@ -217,8 +216,8 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *ctx, mpt__te
 }
 
 /* A view, in no table, of elements of a storage in a row. */
-static mpt__tensor mpt__view_on(uint32_t storage, mpt_dtype dtype, const mpt_shape *shape,
-                                int64_t offset) {
+static mpt__tensor mpt__view_on(
+    uint32_t storage, mpt_dtype dtype, const mpt_shape *shape, int64_t offset) {
     mpt__tensor view;
     view.storage = storage;
     view.dtype = (uint8_t)dtype;
@@ -233,8 +232,8 @@ static mpt__tensor *mpt__tensor_outside(mpt_context *ctx, const mpt__tensor *vie
     mpt__tensor *tensor = mpt__tensor_next(ctx);
     if (!tensor) return NULL;
     mpt__storage_retain(ctx, view->storage);
-    mpt__tensor_over(ctx, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
-                     view->offset);
+    mpt__tensor_over(
+        ctx, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape, view->offset);
     mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
     tensor->flags = (uint8_t)flags;
     return tensor;
@@ -249,8 +248,8 @@ static mpt__tensor *mpt__tensor_alias(mpt_context *ctx, const mpt__tensor *view)
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
    sense or overflows. */
-static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *ctx, mpt_dtype dtype,
-                                                      const mpt_shape *shape, int64_t *stride) {
+static MPT__FORCE_INLINE int64_t mpt__checked_strides(
+    mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape, int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
         mpt__error(ctx, ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
@@ -261,8 +260,8 @@ static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *ctx, mpt_dtyp
     }
     int64_t numel = mpt__shape_strides(shape, stride);
     if (numel < 0 || numel > INT64_MAX / 16) {
-        mpt__error(ctx, SHAPE, "shape %S has a negative dimension or more than 2^59 elements",
-                   shape);
+        mpt__error(
+            ctx, SHAPE, "shape %S has a negative dimension or more than 2^59 elements", shape);
         return -1;
     }
     return numel * (int64_t)mpt__dtype_info[dtype].bytes;
@@ -275,9 +274,8 @@ static int64_t mpt__checked_bytes(mpt_context *ctx, mpt_dtype dtype, const mpt_s
 
 /* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
    on error. In line for the outputs of ops alone. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *ctx, mpt_dtype dtype,
-                                                       const mpt_shape *shape, mpt_memory_kind kind,
-                                                       bool scoped) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(
+    mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape, mpt_memory_kind kind, bool scoped) {
     mpt__tensor *tensor = mpt__tensor_next(ctx);
     int64_t bytes = tensor ? mpt__checked_strides(ctx, dtype, shape, tensor->stride) : -1;
     uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(ctx, bytes, kind);
@@ -287,19 +285,18 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *ctx, mpt_dty
     return scoped ? mpt__scoped_tensor(ctx, tensor) : tensor;
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__tensor_made(mpt_context *ctx, mpt_dtype dtype,
-                                                   const mpt_shape *shape, mpt_memory_kind kind,
-                                                   bool scoped) {
+static MPT__NOINLINE mpt__tensor *mpt__tensor_made(
+    mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape, mpt_memory_kind kind, bool scoped) {
     return mpt__tensor_make(ctx, dtype, shape, kind, scoped);
 }
 
-static mpt__tensor *mpt__tensor_new(mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape,
-                                    mpt_memory_kind kind) {
+static mpt__tensor *mpt__tensor_new(
+    mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape, mpt_memory_kind kind) {
     return mpt__tensor_made(ctx, dtype, shape, kind, true);
 }
 
-static mpt__tensor *mpt__tensor_unscoped(mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape,
-                                         mpt_memory_kind kind) {
+static mpt__tensor *mpt__tensor_unscoped(
+    mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape, mpt_memory_kind kind) {
     return mpt__tensor_made(ctx, dtype, shape, kind, false);
 }
 
@@ -311,8 +308,7 @@ static MPT__COLD void mpt__stale(mpt_context *ctx, mpt_tensor handle, const char
     }
     if (handle.context != ctx) {
         mpt__error(ctx, HANDLE,
-                   "%s belongs to another context; mpt_read it there and mpt_from it here",
-                   argument);
+            "%s belongs to another context; mpt_read it there and mpt_from it here", argument);
         return;
     }
     int64_t made = -1;
@@ -323,9 +319,9 @@ static MPT__COLD void mpt__stale(mpt_context *ctx, mpt_tensor handle, const char
     }
     if (made >= 0) {
         mpt__error(ctx, HANDLE,
-                   "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
-                   "mpt_release or backward: mpt_keep makes a handle that stays",
-                   argument, made, ctx->now.step);
+            "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
+            "mpt_release or backward: mpt_keep makes a handle that stays",
+            argument, made, ctx->now.step);
         return;
     }
     mpt__error(ctx, HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep", argument);
@@ -371,7 +367,7 @@ static bool mpt__tensor_contiguous(const mpt__tensor *tensor) {
 static MPT__NOINLINE bool mpt__channels_last(const mpt__tensor *tensor) {
     const int64_t *step = tensor->stride, *size = tensor->shape.dim;
     return step[1] == 1 && step[3] >= size[1] && step[2] >= step[3] * size[3] &&
-           step[0] >= step[2] * size[2] && step[0] > 1;
+        step[0] >= step[2] * size[2] && step[0] > 1;
 }
 
 static void mpt__channels_last_strides(mpt__tensor *tensor) {
@@ -407,8 +403,7 @@ static uint16_t mpt__scalar_take(mpt_context *ctx) {
             return (uint16_t)i;
         }
     }
-    mpt__error(
-        ctx, MEMORY,
+    mpt__error(ctx, MEMORY,
         "all %d device scalars are in use; destroy optimizers or scalers that are no longer needed",
         (int)MPT__SLOT_COUNT);
     return 0;
@@ -418,8 +413,8 @@ static void mpt__scalar_free(mpt_context *ctx, uint16_t slot) {
     if (slot) ctx->slot_used[slot] = 0;
 }
 
-static void mpt__scalar_set(mpt_context *ctx, uint16_t slot, bool integer, double real,
-                            int64_t count) {
+static void mpt__scalar_set(
+    mpt_context *ctx, uint16_t slot, bool integer, double real, int64_t count) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCALAR_SET);
     launch->slot[0] = slot;
     launch->imm[0] = real;
@@ -466,13 +461,12 @@ static int64_t mpt__scalar_get_i(mpt_context *ctx, uint16_t slot) {
 
 /* ==== Objects ==== */
 
-static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
-    "module",    "optimizer", "scaler",        "schedule", "dataset", "loader",
-    "tokenizer", "recording", "captured step", "op",       "average"};
+static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {"module", "optimizer", "scaler",
+    "schedule", "dataset", "loader", "tokenizer", "recording", "captured step", "op", "average"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
-static uint32_t mpt__object_new(mpt_context *ctx, mpt__object_kind kind, void *object,
-                                uint32_t *generation) {
+static uint32_t mpt__object_new(
+    mpt_context *ctx, mpt__object_kind kind, void *object, uint32_t *generation) {
     mpt__object_table *table = &ctx->objects[kind];
     uint32_t slot = table->first_free;
     if (slot) {
@@ -493,19 +487,18 @@ static void *mpt__object_slot(mpt_context *ctx, mpt__object_kind kind, uint32_t 
     return ctx->objects[kind].rows[slot].object;
 }
 
-static MPT__COLD void *mpt__object_missing(mpt_context *ctx, mpt__object_kind kind,
-                                           const mpt_context *owner, uint32_t slot) {
+static MPT__COLD void *mpt__object_missing(
+    mpt_context *ctx, mpt__object_kind kind, const mpt_context *owner, uint32_t slot) {
     mpt__error(ctx, HANDLE, "the %s %s", mpt__object_names[kind],
-               owner && owner != ctx ? "belongs to another context"
-               : slot == 0           ? "is a null handle"
-                                     : "was destroyed or never made");
+        owner && owner != ctx ? "belongs to another context"
+            : slot == 0       ? "is a null handle"
+                              : "was destroyed or never made");
     return NULL;
 }
 
 /* The object of a handle; NULL with an error recorded if there is none. */
 static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *ctx, mpt__object_kind kind,
-                                              const mpt_context *owner, uint32_t slot,
-                                              uint32_t generation) {
+    const mpt_context *owner, uint32_t slot, uint32_t generation) {
     const mpt__object_table *table = &ctx->objects[kind];
     if (owner == ctx && slot > 0 && (int64_t)slot < table->count &&
         table->rows[slot].generation == generation && table->rows[slot].object)
@@ -550,9 +543,8 @@ static mpt__id mpt__id_of(const void *object) {
     return object ? *(const mpt__id *)object : none;
 }
 
-static MPT__FORCE_INLINE void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind,
-                                                 uint32_t slot, uint32_t generation,
-                                                 const char *name) {
+static MPT__FORCE_INLINE void *mpt__object_enter(
+    mpt_context *ctx, mpt__object_kind kind, uint32_t slot, uint32_t generation, const char *name) {
     if (!mpt__enter(ctx, name)) return NULL;
     return mpt__object_at(ctx, kind, ctx, slot, generation);
 }
@@ -587,8 +579,8 @@ static void mpt__scope_drop(mpt_context *ctx, int64_t start) {
 
 static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *ctx) {
     if (ctx->scope_depth == MPT__MAX_REGIONS)
-        return mpt__error(ctx, STATE, "%d scopes are open; close some with mpt_scope_end",
-                          (int)MPT__MAX_REGIONS);
+        return mpt__error(
+            ctx, STATE, "%d scopes are open; close some with mpt_scope_end", (int)MPT__MAX_REGIONS);
     ctx->scope_start[ctx->scope_depth++] = ctx->scoped_count;
     return MPT_OK;
 }

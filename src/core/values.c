@@ -7,8 +7,8 @@
 #include "core/inspect.c"
 
 /* The error of a call that a build left out. */
-static MPT__COLD MPT__UNUSED mpt_status mpt__absent(mpt_context *ctx, const char *call,
-                                                    const char *what) {
+static MPT__COLD MPT__UNUSED mpt_status mpt__absent(
+    mpt_context *ctx, const char *call, const char *what) {
     if (mpt__enter(ctx, call)) mpt__error(ctx, UNSUPPORTED, "built without %s", what);
     return mpt__status_of(ctx);
 }
@@ -26,8 +26,8 @@ static mpt_status mpt__scope_close(mpt_context *ctx, int64_t kept) {
     if (ctx->step_depth == ctx->scope_depth) { /* or both are 0 */
         if (ctx->dropped_scopes > 0) return ctx->dropped_scopes--, MPT_OK;
         return mpt__error(ctx, STATE, "%s",
-                          ctx->step_depth ? "the innermost scope is the step; mpt_step_end ends it"
-                                          : "no scope is open; mpt_scope_begin opens one");
+            ctx->step_depth ? "the innermost scope is the step; mpt_step_end ends it"
+                            : "no scope is open; mpt_scope_begin opens one");
     }
     mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth] + kept);
     if (ctx->scope_depth == 0) ctx->scoped_count = 0;
@@ -42,8 +42,8 @@ mpt_status mpt_scope_end(mpt_context *ctx) {
 mpt_status mpt_scope_return(mpt_context *ctx, const mpt_tensor *results, int count) {
     if (!mpt__enter(ctx, "mpt_scope_return")) return mpt__status_of(ctx);
     if (count < 0 || (count > 0 && !results))
-        return mpt__error(ctx, ARGUMENT, "%d results: expected 0 or more, and the handles of them",
-                          count);
+        return mpt__error(
+            ctx, ARGUMENT, "%d results: expected 0 or more, and the handles of them", count);
     int64_t kept = ctx->scope_depth ? ctx->scope_start[ctx->scope_depth - 1] : 0;
     int64_t start = kept;
     for (int i = 0; i < count; i++) {
@@ -64,8 +64,8 @@ mpt_status mpt_step_begin(mpt_context *ctx) {
     if (!mpt__enter_checked(ctx, "mpt_step_begin") || !mpt__no_slice(ctx))
         return mpt__status_of(ctx);
     if (ctx->step_depth)
-        return mpt__error(ctx, STATE, "step %lld is still open; end it with mpt_step_end",
-                          ctx->now.step);
+        return mpt__error(
+            ctx, STATE, "step %lld is still open; end it with mpt_step_end", ctx->now.step);
     mpt_status status = mpt__scope_open(ctx);
     if (status != MPT_OK) return status;
     ctx->step_depth = ctx->scope_depth;
@@ -85,7 +85,7 @@ mpt_status mpt_step_end(mpt_context *ctx) {
     }
     if (ctx->scope_depth > ctx->step_depth)
         return mpt__error(ctx, STATE, "%d scopes inside the step are still open",
-                          ctx->scope_depth - ctx->step_depth);
+            ctx->scope_depth - ctx->step_depth);
     mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
     mpt__tell(ctx, MPT__STEP_SETTLES, NULL);
     mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth]);
@@ -102,8 +102,8 @@ bool mpt_step_is_open(mpt_context *ctx) { return ctx && ctx->step_depth > 0; }
 
 /* ==== Making ==== */
 
-static mpt_tensor mpt__filled(mpt_context *ctx, const char *call, mpt_dtype dtype,
-                              const mpt_shape *shape, double value) {
+static mpt_tensor mpt__filled(
+    mpt_context *ctx, const char *call, mpt_dtype dtype, const mpt_shape *shape, double value) {
     if (!mpt__enter(ctx, call)) return mpt__null(ctx);
     mpt__tensor *tensor = mpt__tensor_new(ctx, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(ctx);
@@ -121,7 +121,7 @@ mpt_tensor mpt_full(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, double v
 }
 
 static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtype,
-                              const mpt_shape *shape, mpt__function function) {
+    const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(ctx, call)) return mpt__null(ctx);
     if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
         return mpt__refuse(ctx, DTYPE, "dtype %D: expected a float dtype", dtype);
@@ -168,8 +168,7 @@ mpt_tensor mpt_from(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, const vo
     int64_t bytes = mpt__checked_bytes(ctx, dtype, &shape);
     if (bytes < 0) return mpt__null(ctx);
     if (!data && bytes > 0)
-        return mpt__refuse(
-            ctx, ARGUMENT,
+        return mpt__refuse(ctx, ARGUMENT,
             "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
     mpt__tensor *tensor = mpt__tensor_new(ctx, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(ctx);
@@ -233,10 +232,10 @@ mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what
         fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
-        return mpt__error(ctx, SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
-                          MPT_MAX_RANK);
-    return mpt__error(ctx, SHAPE, "%s has shape %S, expected %S (-1 fits any size)", name,
-                      &found->shape, &shape);
+        return mpt__error(
+            ctx, SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank, MPT_MAX_RANK);
+    return mpt__error(
+        ctx, SHAPE, "%s has shape %S, expected %S (-1 fits any size)", name, &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
@@ -260,9 +259,8 @@ void mpt_release(mpt_tensor tensor) {
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(ctx, "mpt_release"))
             mpt__error(ctx, STATE, "%s",
-                       found->parameter
-                           ? "parameters live as long as their module; see mpt_module_destroy"
-                           : "a gradient lives as long as its leaf; mpt_clear_grad ends it");
+                found->parameter ? "parameters live as long as their module; see mpt_module_destroy"
+                                 : "a gradient lives as long as its leaf; mpt_clear_grad ends it");
         return;
     }
     mpt__tensor_drop(ctx, found);
@@ -271,12 +269,12 @@ void mpt_release(mpt_tensor tensor) {
 /* ==== Reading and writing ==== */
 
 /* All elements in row-major order as `dtype`, into host memory. */
-static mpt_status mpt__read_as(mpt_context *ctx, const mpt__tensor *tensor, mpt_dtype dtype,
-                               void *destination) {
+static mpt_status mpt__read_as(
+    mpt_context *ctx, const mpt__tensor *tensor, mpt_dtype dtype, void *destination) {
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
-        return mpt__download(ctx, destination, tensor->storage, tensor->offset * width,
-                             numel * width);
+        return mpt__download(
+            ctx, destination, tensor->storage, tensor->offset * width, numel * width);
     mpt__tensor *copy = mpt__tensor_new(ctx, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return ctx->base.status;
     mpt_status status = mpt__launch_copy(ctx, tensor, copy, MPT__WRITE);
@@ -287,10 +285,10 @@ static mpt_status mpt__read_as(mpt_context *ctx, const mpt__tensor *tensor, mpt_
 
 /* Whether the caller's room (NULL: none) is what the tensor needs, else an error. */
 static bool mpt__check_room(mpt_context *ctx, int64_t need, const void *room, uint64_t got,
-                            const char *unit, const char *verb) {
+    const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
     return mpt__reject(ctx, ARGUMENT, "the tensor has %lld %s, got %s%llu", need, unit, verb,
-                       (unsigned long long)(room ? got : 0));
+        (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -318,8 +316,8 @@ double mpt_item(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt__error(tensor.context, SHAPE, "expected one element, the tensor has shape %S",
-                   &found->shape);
+        mpt__error(
+            tensor.context, SHAPE, "expected one element, the tensor has shape %S", &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
@@ -327,8 +325,8 @@ double mpt_item(mpt_tensor tensor) {
 }
 
 /* Elements in row-major order over a tensor, which may be strided; converts from `dtype`. */
-static mpt_status mpt__write_as(mpt_context *ctx, mpt__tensor *tensor, mpt_dtype dtype,
-                                const void *source) {
+static mpt_status mpt__write_as(
+    mpt_context *ctx, mpt__tensor *tensor, mpt_dtype dtype, const void *source) {
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
         return mpt__upload(ctx, tensor->storage, tensor->offset * width, source, numel * width);
@@ -351,8 +349,8 @@ static mpt_status mpt__write_f32(mpt_context *ctx, mpt__tensor *tensor, const fl
 static bool mpt__is_expanded(mpt_context *ctx, const mpt__tensor *tensor) {
     for (int i = 0; i < tensor->shape.rank; i++) {
         if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
-        mpt__error(ctx, STATE,
-                   "an expanded tensor shows one element in many places; mpt_clone it first");
+        mpt__error(
+            ctx, STATE, "an expanded tensor shows one element in many places; mpt_clone it first");
         return true;
     }
     return false;
@@ -383,7 +381,7 @@ bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
     double *va = (double *)mpt__host_array(ctx, numel, sizeof(double));
     double *vb = va ? (double *)mpt__host_array(ctx, numel, sizeof(double)) : NULL;
     bool close = va && vb && mpt__read_as(ctx, ta, MPT_F64, va) == MPT_OK &&
-                 mpt__read_as(ctx, tb, MPT_F64, vb) == MPT_OK;
+        mpt__read_as(ctx, tb, MPT_F64, vb) == MPT_OK;
     for (int64_t i = 0; close && i < numel; i++) {
         double distance = va[i] > vb[i] ? va[i] - vb[i] : vb[i] - va[i];
         double size = vb[i] < 0 ? -vb[i] : vb[i];
@@ -461,7 +459,7 @@ size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
         mpt__error(tensor.context, ARGUMENT, "digits %d, edge %d: expected 1..17 and 1 or more",
-                   printing.config.digits, printing.config.edge);
+            printing.config.digits, printing.config.edge);
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);

@@ -32,8 +32,8 @@ typedef struct mpt__cpu_embedding_work {
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-static void mpt__cpu_embedding_each(const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin,
-                                    int64_t end) {
+static void mpt__cpu_embedding_each(
+    const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin, int64_t end) {
     rows.begin = begin, rows.end = end;
     if (w->call->routines->rows != NULL)
         w->call->routines->rows(&rows);
@@ -88,8 +88,8 @@ static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread)
     }
 }
 
-static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
-                                   mpt__chunk_fn fn) {
+static void mpt__cpu_embedding_run(
+    const mpt__cpu_call *call, int table, int ids, int rows, mpt__chunk_fn fn) {
     const mpt__operand *o = call->launch->operand;
     const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
     const bool by_rows = ids == 1;
@@ -116,7 +116,7 @@ static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids
     mpt__cpu_check_indices(call, ids, w.each.size);
     int64_t work = mpt__cpu_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
     mpt__parallel(call->pool, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
-                  mpt__cpu_cost(call, work, 1.0), fn, &w);
+        mpt__cpu_cost(call, work, 1.0), fn, &w);
 }
 
 static void mpt__cpu_embedding(const mpt__cpu_call *call) {
@@ -138,7 +138,7 @@ typedef struct mpt__cpu_rope_work {
 
 /* m pairs from `first` on of row [b, h, t], by the cosines and sines of their angles. */
 static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3], int64_t first,
-                                int64_t m, const mpt__real *cosine, const mpt__real *sine) {
+    int64_t m, const mpt__real *cosine, const mpt__real *sine) {
     const mpt__launch *launch = w->call->launch;
     const mpt__operand *x = &launch->operand[0], *y = &launch->operand[1];
     const bool neighbours = launch->index[1] != 0;
@@ -153,8 +153,8 @@ static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3
         const mpt__binary_fn times = w->call->routines->binary[MPT__BINARY_MUL];
         times(product, a, i ? sine : cosine, m, 0, 0);
         times(sum, b, i ? cosine : sine, m, 0, 0);
-        w->call->routines->binary[i ? MPT__BINARY_ADD : MPT__BINARY_SUB](sum, product, sum, m, 0,
-                                                                         0);
+        w->call->routines->binary[i ? MPT__BINARY_ADD : MPT__BINARY_SUB](
+            sum, product, sum, m, 0, 0);
         mpt__cpu_put(&w->to, to + i * second * y->stride[3], step * y->stride[3], sum, m);
     }
 }
@@ -192,7 +192,7 @@ static void mpt__cpu_rope(const mpt__cpu_call *call) {
     w.from = mpt__cpu_view_of(call, 0), w.to = mpt__cpu_view_of(call, 1);
     const int64_t work = mpt__cpu_times(mpt__cpu_times(size[0], size[1]), size[2] * size[3]);
     mpt__parallel(call->pool, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS),
-                  mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
+        mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
 }
 
 /* ==== Hash grids ==== */
@@ -206,8 +206,8 @@ typedef struct mpt__cpu_grid {
 } mpt__cpu_grid;
 
 /* Entries of a level and their weights around point n; how many. */
-static int mpt__grid_corners(const mpt__cpu_grid *w, int64_t cells, int64_t n, int64_t *entry,
-                             mpt__real *weight) {
+static int mpt__grid_corners(
+    const mpt__cpu_grid *w, int64_t cells, int64_t n, int64_t *entry, mpt__real *weight) {
     static const uint32_t primes[3] = {1, 2654435761u, 805459861u};
     const int64_t entries = w->table->shape[1], *stride = w->place->stride;
     const int dims = (int)w->place->shape[1];
@@ -327,7 +327,7 @@ static bool mpt__attention_together(const mpt__launch *launch, int threads) {
     const double items = (double)k[0] * (double)k[1];
     const double sums = (double)q[1] * (double)q[2] * (double)q[3] / (double)k[1];
     return launch->kernel == MPT__K_ATTENTION_DKV && o[MPT__AT_DQ_TOO].storage != 0 && k[2] > 0 &&
-           sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
+        sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
 }
 
 /* How many queries, or keys, are of the block that begins at `first`; and blocks of all. */
@@ -358,8 +358,8 @@ static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) 
     return threads * floats * (int64_t)sizeof(mpt__real);
 }
 
-static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
-                                 int64_t row) {
+static int64_t mpt__attention_at(
+    const mpt__attention *w, int operand, int64_t b, int64_t h, int64_t row) {
     const int64_t *stride = w->o[operand].stride;
     return b * stride[0] + h * stride[1] + row * stride[2];
 }
@@ -379,7 +379,7 @@ static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real
 }
 
 static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int operand, int64_t b,
-                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    int64_t h, int64_t first, int64_t n, mpt__real *to) {
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
     const uint8_t dtype = w->call->launch->compute_dtype;
@@ -392,15 +392,15 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
         return rows;
     }
     for (int64_t i = 0; i < n; i++)
-        mpt__cpu_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
-                     columns);
+        mpt__cpu_get(
+            &w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns, columns);
     mpt__attention_round(w, operand, to, n * columns);
     return rows;
 }
 
 /* The same for products: halves that are multiplied by pairs as they lie. */
 static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int operand, int64_t b,
-                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    int64_t h, int64_t first, int64_t n, mpt__real *to) {
     if (!w->pairs) return mpt__attention_load(w, operand, b, h, first, n, to);
     const char *at = (const char *)w->view[operand].data;
     const mpt__attention_rows rows = {
@@ -417,11 +417,11 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
 #ifdef MPT__HAS_BF16X2
     const mpt__operand *o = &w->o[operand];
     const int64_t from = mpt__attention_at(w, operand, t->batch, t->head, t->first);
-    const mpt__gemm_side side = {(const char *)w->view[operand].data + 2 * from, MPT_BF16, 0,
-                                 o->stride[2], 1};
+    const mpt__gemm_side side = {
+        (const char *)w->view[operand].data + 2 * from, MPT_BF16, 0, o->stride[2], 1};
     for (int64_t j = 0; w->pairs && j < t->n; j += MPT__BF16X2_WIDTH)
         mpt__bf16x2_pack(to + j * (columns / 2), true, &side, j,
-                         mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
+            mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
     if (w->pairs) return;
 #endif
     mpt__attention_rows rows =
@@ -431,8 +431,8 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
 }
 
 /* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
-static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__real *sum,
-                               mpt__real factor) {
+static void mpt__attention_put(
+    const mpt__attention_item *t, int operand, mpt__real *sum, mpt__real factor) {
     const mpt__attention *w = t->w;
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3],
@@ -441,13 +441,13 @@ static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__r
     for (int64_t i = 0; i < t->n; i++)
         for (int64_t c = 0; c < columns; c += MPT__BLOCK)
             mpt__cpu_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
-                         sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
+                sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
 }
 
 /* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
 static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
-                                   int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
-                                   int64_t n, int64_t depth, bool add) {
+    int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth,
+    bool add) {
 #ifdef MPT__HAS_GEMM
     if (w->level) {
         const int64_t down = w->level->direct_rows, wide = w->level->columns;
@@ -459,9 +459,9 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
                 const int64_t columns = mpt__cpu_min(wide, n - j);
                 const bool whole = w->level->lines && m - i >= down && columns % (wide / 2) == 0;
                 right.data = (const char *)(b.x + j);
-                (whole ? w->level->lines : w->level->direct)(
-                    depth, &left, &right, (float *)(void *)(c + i * n + j), n,
-                    (int)mpt__cpu_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
+                (whole ? w->level->lines : w->level->direct)(depth, &left, &right,
+                    (float *)(void *)(c + i * n + j), n, (int)mpt__cpu_min(down, m - i),
+                    (int)columns, add ? MPT__GEMM_ADD : 0);
             }
         }
         return;
@@ -480,26 +480,26 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 #ifdef MPT__HAS_BF16X2
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
 static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
-                                      int64_t outer, int64_t inner, mpt__attention_rows b,
-                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
+    int64_t outer, int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n,
+    int64_t depth) {
     const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
     /* Behind a panel is room for the vectors that reach past its last pair. */
     float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
-        mpt__bf16x2_pack(panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0,
-                         depth);
+        mpt__bf16x2_pack(
+            panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0, depth);
     for (int64_t i = 0; i < m; i += down) {
-        const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
-                                        {(const char *)panels, MPT_F32, 0, 1, 0}};
+        const mpt__gemm_side left[2] = {
+            {(const char *)panel, MPT_F32, 0, 1, down}, {(const char *)panels, MPT_F32, 0, 1, 0}};
         mpt__bf16x2_pack(panel, false, &tile, i, mpt__cpu_min(down, m - i), 0, depth);
         for (int64_t j = 0; j < n; j += wide) {
             const mpt__gemm_side right[2] = {
                 {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
                 {(const char *)panels, MPT_F32, 0, 1, 0}};
             mpt__bf16x2_tile(even, left, right, c + i * n + j, n, (int)mpt__cpu_min(down, m - i),
-                             (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
+                (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
 }
@@ -507,8 +507,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
 
 /* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
-                               int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
-                               int64_t n, int64_t depth) {
+    int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
 #ifdef MPT__HAS_BF16X2
     if (t->w->pairs) {
         mpt__attention_add_bf16x2(t, a, outer, inner, b, c, m, n, depth);
@@ -529,8 +528,8 @@ typedef struct mpt__attention_tile {
 } mpt__attention_tile;
 
 /* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns those rows. */
-static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
-                                               const mpt__attention_tile *at, int i, mpt__real *c) {
+static mpt__attention_rows mpt__attention_meet(
+    const mpt__attention_item *t, const mpt__attention_tile *at, int i, mpt__real *c) {
     const mpt__attention *w = t->w;
     const int operand = !t->by_keys ? MPT__AT_K : i == 0 ? MPT__AT_Q : MPT__AT_DOUT;
     const int64_t head = t->by_keys ? at->head : at->head / w->group;
@@ -544,8 +543,8 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
             mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
-                               own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
-                               i == 0 ? (float)w->scale : 1.0f);
+                own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
+                i == 0 ? (float)w->scale : 1.0f);
     }
     if (w->pairs) return rows;
 #endif
@@ -562,10 +561,10 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
 }
 
 /* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
-static const mpt__real *
-mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_tile *at,
-                          void (*row)(const mpt__attention *w, const mpt__attention_tile *at,
-                                      int64_t b, int64_t query, int64_t n, mpt__real *to)) {
+static const mpt__real *mpt__attention_by_queries(const mpt__attention_item *t,
+    const mpt__attention_tile *at,
+    void (*row)(const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query,
+        int64_t n, mpt__real *to)) {
     const int64_t rows = t->by_keys ? at->m : t->n, n = t->by_keys ? t->n : at->m;
     for (int64_t i = 0; i < rows; i++)
         row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
@@ -576,7 +575,7 @@ mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_til
 
 /* What a mask adds: its floats, or 0 for true and -infinity for false. */
 static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
-                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    int64_t b, int64_t query, int64_t n, mpt__real *to) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
     const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
     mpt__cpu_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
@@ -589,8 +588,8 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
  * Its weight is 0, but 0 times NaN is NaN. Where something is not finite, a tile is computed with
  * care: what a query does not see has no part in it, whatever it is. */
 
-static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_tile *at, int64_t b,
-                                 int64_t query, int64_t key) {
+static bool mpt__attention_hides(
+    const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query, int64_t key) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
     if (w->causal && (key > query + w->past || key <= query + w->past - w->window)) return true;
     if (!w->view[MPT__AT_MASK].data) return false;
@@ -599,22 +598,22 @@ static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_t
     return mask == (o->dtype == MPT_BOOL ? 0 : -mpt__real_infinity());
 }
 
-static void mpt__attention_hide(const mpt__attention_item *t, const mpt__attention_tile *at,
-                                mpt__real *tile, mpt__real value) {
+static void mpt__attention_hide(
+    const mpt__attention_item *t, const mpt__attention_tile *at, mpt__real *tile, mpt__real value) {
     for (int64_t r = 0; r < at->m; r++)
         for (int64_t i = 0; i < t->n; i++)
             if (mpt__attention_hides(t->w, at, t->batch, at->query + (t->by_keys ? r : i),
-                                     at->key + (t->by_keys ? i : r)))
+                    at->key + (t->by_keys ? i : r)))
                 tile[r * t->n + i] = value;
 }
 
 /* Reals, or halves of rows of pairs. Doubles, of tests, always get the care. */
-static bool mpt__attention_finite(const mpt__attention *w, const mpt__real *x, bool pairs,
-                                  int64_t n) {
+static bool mpt__attention_finite(
+    const mpt__attention *w, const mpt__real *x, bool pairs, int64_t n) {
     const mpt__convert_table *convert = w->routines->convert;
     if (pairs) return convert->all_finite_bf16((const uint16_t *)(const void *)x, (size_t)n);
     return sizeof *x == sizeof(float) &&
-           convert->all_finite_f32((const float *)(const void *)x, (size_t)n);
+        convert->all_finite_f32((const float *)(const void *)x, (size_t)n);
 }
 
 /* Whether what is masked out may be in sums. */
@@ -622,8 +621,8 @@ static bool mpt__attention_leaks(const mpt__attention *w, const mpt__real *sums,
     return (w->causal || w->view[MPT__AT_MASK].data) && !mpt__attention_finite(w, sums, false, n);
 }
 
-static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__attention_rows rows,
-                                              int64_t i) {
+static const mpt__real *mpt__attention_row_at(
+    const mpt__attention *w, mpt__attention_rows rows, int64_t i) {
     const int64_t size = w->pairs ? 2 : (int64_t)sizeof(mpt__real);
     return (const mpt__real *)(const void *)((const char *)rows.x + i * rows.step * size);
 }
@@ -631,9 +630,8 @@ static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__atte
 /* mpt__attention_add, with care or not: rows of b, which are keys or queries, that are not finite
    then meet one by one those that see them or are seen. */
 static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
-                               bool careful, const mpt__real *a, int64_t outer, int64_t inner,
-                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m, int64_t n,
-                               int64_t depth) {
+    bool careful, const mpt__real *a, int64_t outer, int64_t inner, mpt__attention_rows b,
+    bool keys, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
     const mpt__attention *w = t->w;
     if (!careful) {
         mpt__attention_add(t, a, outer, inner, b, c, m, n, depth);
@@ -649,8 +647,8 @@ static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attentio
         memset(to, 0, bytes);
         const uint16_t *half = (const uint16_t *)(const void *)row;
         for (int64_t i = 0; i < m; i++) {
-            if (mpt__attention_hides(w, at, t->batch, at->query + (keys ? i : p),
-                                     at->key + (keys ? p : i)))
+            if (mpt__attention_hides(
+                    w, at, t->batch, at->query + (keys ? i : p), at->key + (keys ? p : i)))
                 continue;
             const mpt__real factor = a[i * outer + p * inner];
             for (int64_t j = 0; j < n; j++)
@@ -662,7 +660,7 @@ static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attentio
 
 /* The factors of dropout. Rows of random words begin at multiples of 4. */
 static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
-                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    int64_t b, int64_t query, int64_t n, mpt__real *to) {
     const int64_t row = (b * w->heads + at->head) * w->queries + query;
     const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
     for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
@@ -684,8 +682,8 @@ static int64_t mpt__attention_end_key(const mpt__attention *w, int64_t end) {
 }
 
 /* The scores of a tile into t->score; the other side's rows come back. */
-static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
-                                                 const mpt__attention_tile *at) {
+static mpt__attention_rows mpt__attention_scores(
+    const mpt__attention_item *t, const mpt__attention_tile *at) {
     const mpt__attention *w = t->w;
     const mpt__attention_rows rows = mpt__attention_meet(t, at, 0, t->score);
     if (w->view[MPT__AT_MASK].data) {
@@ -710,8 +708,7 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
 
 /* Tile *= the factors of dropout, which come back. NULL: they are yet to be drawn. */
 static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
-                                            const mpt__attention_tile *at, mpt__real *tile,
-                                            const mpt__real *factors) {
+    const mpt__attention_tile *at, mpt__real *tile, const mpt__real *factors) {
     if (!t->w->drops) return NULL;
     if (!factors) factors = mpt__attention_by_queries(t, at, mpt__attention_drop_row);
     t->w->routines->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
@@ -719,8 +716,8 @@ static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
 }
 
 /* The item of a chunk: blocks of a head follow each other. */
-static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
-                                                bool by_keys) {
+static mpt__attention_item mpt__attention_begin(
+    const mpt__attention *w, int64_t chunk, int thread, bool by_keys) {
     const int64_t part = mpt__attention_part(w->depth, w->width);
     const int64_t heads = by_keys ? w->heads / w->group : w->heads;
     mpt__attention_item t;
@@ -747,8 +744,8 @@ static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t
 enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
 
 /* x = exp(x - most); gives the sum. */
-static mpt__real mpt__attention_exp_line(const mpt__routines *routines, mpt__real *x, int64_t n,
-                                         mpt__real most) {
+static mpt__real mpt__attention_exp_line(
+    const mpt__routines *routines, mpt__real *x, int64_t n, mpt__real most) {
     mpt__real lane[MPT__SUM_LANES] = {0}, shift[MPT__ATTENTION_MOST];
     for (int64_t i = 0; i < n; i++) shift[i] = most;
     routines->binary[MPT__BINARY_EXP_DIFFERENCE](x, x, shift, n, 0, 0);
@@ -758,7 +755,7 @@ static mpt__real mpt__attention_exp_line(const mpt__routines *routines, mpt__rea
 
 /* A tile more: raises the running maxima, shrinks what was summed up by as much. */
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
-                                    mpt__real *most, mpt__real *total) {
+    mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
     const mpt__routines *routines = w->routines;
     mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
@@ -787,8 +784,8 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
 }
 
 /* Over all keys that are seen, with or without care. */
-static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *most,
-                                       mpt__real *total, bool careful) {
+static void mpt__attention_forward_sum(
+    const mpt__attention_item *t, mpt__real *most, mpt__real *total, bool careful) {
     const mpt__attention *w = t->w;
     const int64_t seen = mpt__attention_end_key(w, t->first + t->n);
     for (int64_t i = 0; i < t->n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
@@ -801,8 +798,8 @@ static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *
         mpt__attention_add_tile(t, &at, most, total);
         const mpt__attention_rows v =
             mpt__attention_take(w, MPT__AT_V, t->batch, t->head / w->group, key, m, t->rows[1]);
-        mpt__attention_sum(t, &at, careful, t->score, 1, t->n, v, true, t->sum[1], t->n, w->width,
-                           m);
+        mpt__attention_sum(
+            t, &at, careful, t->score, 1, t->n, v, true, t->sum[1], t->n, w->width, m);
     }
 }
 
@@ -829,7 +826,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
     mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
     if (w->view[MPT__AT_LSE_OUT].data)
         mpt__cpu_put(&w->view[MPT__AT_LSE_OUT],
-                     mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
+            mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
 }
 
 /* ==== Backward ====
@@ -848,13 +845,13 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
         mpt__attention_load(w, MPT__AT_OUT_SEEN, t.batch, t.head, t.first, t.n, t.rows[1]);
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real lane[MPT__SUM_LANES] = {0};
-        w->routines->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
-                                             w->width, 0, 0);
+        w->routines->binary[MPT__BINARY_MUL](
+            product, dout.x + i * dout.step, out.x + i * out.step, w->width, 0, 0);
         w->routines->add_lanes(lane, 0, product, w->width);
         delta[i] = mpt__cpu_fold_lanes(lane);
     }
     mpt__cpu_put(&w->view[MPT__AT_DELTA],
-                 mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
+        mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
 /* Which sums of the own keys a pass takes, and with care or not. */
@@ -864,9 +861,8 @@ typedef struct mpt__attention_pass {
 
 /* The sums of a tile's products: with weights in t->score, with slopes in t->slope. */
 static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__attention_tile *at,
-                                     mpt__attention_pass pass, mpt__attention_rows q,
-                                     mpt__attention_rows own, mpt__attention_rows dout,
-                                     mpt__real *dq) {
+    mpt__attention_pass pass, mpt__attention_rows q, mpt__attention_rows own,
+    mpt__attention_rows dout, mpt__real *dq) {
     const mpt__attention *w = t->w;
     const int64_t n = t->n, m = at->m;
     const bool care = pass.careful;
@@ -879,8 +875,7 @@ static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__at
 
 /* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
 static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attention_pass pass,
-                                     int64_t head, int64_t query, mpt__attention_rows own,
-                                     mpt__real *dq) {
+    int64_t head, int64_t query, mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
     const mpt__routines *routines = w->routines;
     mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
@@ -911,7 +906,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attentio
 
 /* The block of keys from `key` on as the own ones, for queries of some heads from `head` on. */
 static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
-                                      int64_t head, int64_t heads, int64_t query, int64_t queries) {
+    int64_t head, int64_t heads, int64_t query, int64_t queries) {
     const mpt__attention *w = t->w;
     t->head = head / w->group, t->first = key, t->n = mpt__attention_room(w->keys, key);
     mpt__attention_turn(t, MPT__AT_K, 0);
@@ -928,8 +923,8 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
     }
     for (int64_t h = 0; h < heads; h++)
         for (int64_t q = begin; q < end; q += mpt__attention_room(w->queries, query + q))
-            mpt__attention_back_tile(t, pass, head + h, query + q, own,
-                                     t->dq + (h * queries + q) * w->depth);
+            mpt__attention_back_tile(
+                t, pass, head + h, query + q, own, t->dq + (h * queries + q) * w->depth);
 }
 
 /* One block of keys, or one of queries for dq alone, or all of both for a key head. */

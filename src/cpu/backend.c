@@ -12,7 +12,7 @@
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__routines;      /* what a level computes with; cpu/elementwise.c */
+struct mpt__routines;   /* what a level computes with; cpu/elementwise.c */
 struct mpt__gemm_level; /* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
@@ -35,8 +35,8 @@ struct mpt__cpu_kernel {
     mpt__cpu_run run;
     mpt__cpu_workspace workspace;
     const struct mpt__gemm_level *level; /* NULL: any level's; else it and not `workspace` asks: */
-    int64_t (*level_workspace)(const struct mpt__gemm_level *level, const mpt__launch *launch,
-                               int threads);
+    int64_t (*level_workspace)(
+        const struct mpt__gemm_level *level, const mpt__launch *launch, int threads);
     const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
@@ -66,8 +66,8 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static MPT__NOINLINE MPT__UNUSED mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id,
-                                                               mpt__cpu_run run) {
+static MPT__NOINLINE MPT__UNUSED mpt__cpu_kernel *mpt__cpu_add(
+    mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run) {
     mpt__cpu_kernel *row = &cpu->kernel[id], *replaced = &cpu->replaced[cpu->n_replaced++];
     *replaced = *row;
     row->run = run;
@@ -86,7 +86,7 @@ static MPT__UNUSED void mpt__cpu_fall_back(const mpt__cpu_call *call) {
 
 /* Sets the error word unless an earlier error stands there. */
 static MPT__COLD void mpt__cpu_raise(const mpt__cpu_call *call, mpt_status status, int64_t index,
-                                     int64_t position, mpt__scalar value, int64_t size) {
+    int64_t position, mpt__scalar value, int64_t size) {
     mpt__scalar *scalars = call->scalars;
     if (scalars[MPT__SLOT_ERROR].i != 0) return;
     scalars[MPT__SLOT_ERROR].i = status;
@@ -133,8 +133,8 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     for (bool below = true; below && row != NULL && row->scratch; row = row->fallback) {
         const int threads = mpt__pool_threads(cpu->pool);
         int64_t need = row->level != NULL ? row->level_workspace(row->level, launch, threads)
-                       : row->workspace != NULL ? row->workspace(launch, threads)
-                                                : ~0;
+            : row->workspace != NULL      ? row->workspace(launch, threads)
+                                          : ~0;
         below = need < 0;
         if (below) need = ~need;
         if (need > bytes) bytes = need;
@@ -148,13 +148,12 @@ static MPT__COLD void mpt__cpu_run_plainly(const mpt__cpu_call *call) {
     mpt__restore_denormals(before);
 }
 
-static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
-                                  const mpt__launch *launch) {
+static mpt_status mpt__cpu_launch(
+    void *self, const mpt__execution *execution, const mpt__launch *launch) {
     const mpt__cpu *cpu = (const mpt__cpu *)self;
     if (launch->kernel >= MPT__KERNEL_COUNT || cpu->kernel[launch->kernel].run == NULL) {
         mpt__format_text(cpu->backend->error, sizeof cpu->backend->error,
-                         "the %s backend has no kernel number %d", cpu->backend->name,
-                         (int)launch->kernel);
+            "the %s backend has no kernel number %d", cpu->backend->name, (int)launch->kernel);
         return MPT_ERROR_UNSUPPORTED;
     }
     mpt__cpu_call call;
@@ -179,8 +178,8 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     return MPT_OK;
 }
 
-static mpt_status mpt__cpu_launch_nothing(void *self, const mpt__execution *execution,
-                                          const mpt__launch *launch) {
+static mpt_status mpt__cpu_launch_nothing(
+    void *self, const mpt__execution *execution, const mpt__launch *launch) {
     (void)self;
     (void)execution;
     (void)launch;
@@ -188,8 +187,8 @@ static mpt_status mpt__cpu_launch_nothing(void *self, const mpt__execution *exec
 }
 
 /* Uploads and downloads alike: device memory is host memory. */
-static mpt_status mpt__cpu_transfer(void *self, void *destination, const void *source,
-                                    size_t bytes) {
+static mpt_status mpt__cpu_transfer(
+    void *self, void *destination, const void *source, size_t bytes) {
     (void)self;
     if (bytes > 0) memcpy(destination, source, bytes);
     return MPT_OK;
@@ -214,8 +213,8 @@ static void mpt__cpu_destroy(void *self) {
 /* Fills `backend` with a CPU backend of this level that has a pool but no kernels yet. NULL, with
    the error recorded in `base`, when memory or threads are out. `backend` must not move while it
    lives. */
-static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name, int threads,
-                                 mpt__backend *backend) {
+static mpt__cpu *mpt__cpu_create(
+    mpt__base *base, mpt_isa isa, const char *name, int threads, mpt__backend *backend) {
     mpt__cpu *cpu = (mpt__cpu *)mpt__allocate(base, sizeof *cpu, MPT_MEMORY_HOST);
     if (cpu == NULL) return NULL;
     cpu->pool = mpt__pool_create(base, isa == MPT_ISA_NULL ? 1 : threads);

@@ -90,7 +90,7 @@ static void mpt__conv_phase(const mpt__conv *c, int d, int64_t phase, mpt__conv_
 
 /* Sides that read an operand from an element on. */
 static mpt__gemm_side mpt__conv_side(const mpt__conv *c, void *const *data, int operand,
-                                     int64_t from, int64_t outer, int64_t inner) {
+    int64_t from, int64_t outer, int64_t inner) {
     const mpt__operand *o = &c->launch->operand[operand];
     const int compute = c->launch->compute_dtype;
     mpt__gemm_side side;
@@ -116,8 +116,8 @@ static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand
 }
 
 /* The product of a group and a phase; data may be NULL: then only sizes count. */
-static void mpt__conv_product_of(const mpt__conv *c, void *const *data, int64_t index,
-                                 mpt__conv_product *p) {
+static void mpt__conv_product_of(
+    const mpt__conv *c, void *const *data, int64_t index, mpt__conv_product *p) {
     const int kernel = c->launch->kernel;
     const int64_t px = index % c->phases[1], py = index / c->phases[1] % c->phases[0];
     const int64_t group = index / c->phases[1] / c->phases[0];
@@ -261,15 +261,14 @@ typedef struct mpt__conv_lines {
 
 #define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
 #define MPT__CONV_SLICES_FLOATS (1 << 19) /* of all, or 4 slices: another core's are far away */
-#define MPT__CONV_COST 8192 /* ns of another chunk, about */
+#define MPT__CONV_COST 8192               /* ns of another chunk, about */
 #define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
 #define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
 
 /* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
-                               const mpt__gemm_side *side, const mpt__conv *c, int64_t cost,
-                               int64_t unit) {
+    const mpt__gemm_side *side, const mpt__conv *c, int64_t cost, int64_t unit) {
     const int64_t reach = (x->taps[1] - 1) * x->apart[1] + 1;
     const int64_t pixels = (x->grid[1] - 1) * x->stride[1] + reach;
     const int kernel = c->launch->kernel;
@@ -282,7 +281,7 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     l->pair = l->halves && weights ? x->stride[1] * x->channels : 0;
     l->in_place = (l->halves ? side->dtype == MPT_BF16 && offset % 2 == 0 && !weights
                              : mpt__cpu_is_real(side->dtype)) &&
-                  side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
+        side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
     const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
     l->wide = taps ? pixels * x->channels : 0;
     l->line = l->wide * (l->halves ? 2 : (int64_t)sizeof(mpt__real));
@@ -308,7 +307,7 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
 
 /* Elements of a side, rounded, as floats. */
 static void mpt__conv_floats(const mpt__routines *routines, const mpt__gemm_side *side,
-                             int64_t from, mpt__real *to, int64_t n) {
+    int64_t from, mpt__real *to, int64_t n) {
     enum { MOST = 256 };
     const mpt__convert_table *convert = routines->convert;
     mpt__cpu_view view;
@@ -351,8 +350,8 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
         for (int64_t m; n > 0; n -= m, from += m, to += 2 * m) {
             m = mpt__cpu_min(MOST, n);
             mpt__conv_floats(l->routines, &plain, from, reals, m);
-            l->routines->convert->f32_to_bf16((const float *)(const void *)reals,
-                                           (uint16_t *)(void *)to, (size_t)m);
+            l->routines->convert->f32_to_bf16(
+                (const float *)(const void *)reals, (uint16_t *)(void *)to, (size_t)m);
         }
     }
 }
@@ -368,8 +367,8 @@ static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_
 }
 
 /* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
-static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int64_t *y,
-                                    int64_t *loaded) {
+static int64_t mpt__conv_begin_line(
+    const mpt__conv_lines *l, int64_t line, int64_t *y, int64_t *loaded) {
     const int64_t at = line % l->x->grid[0];
     *y = at * l->x->stride[0] + l->x->first[0];
     if (at == 0) *loaded = 0;
@@ -378,8 +377,8 @@ static int64_t mpt__conv_begin_line(const mpt__conv_lines *l, int64_t line, int6
 }
 
 /* The first tap of line y of image n; `ring` has the lines before `loaded`, and room for one. */
-static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t n, int64_t y,
-                                  int64_t *loaded) {
+static const char *mpt__conv_line(
+    const mpt__conv_lines *l, char *ring, int64_t n, int64_t y, int64_t *loaded) {
     const mpt__gemm_image *x = l->x;
     const int64_t first = x->first[1] * x->channels, width = x->size[1] * x->channels;
     const int64_t left = first < 0 ? mpt__cpu_min(-first, l->wide) : 0;
@@ -400,7 +399,7 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
 #ifdef MPT__HAS_BF16X2
         if (l->pair > 0)
             mpt__bf16x2_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
-                             l->wide - l->pair);
+                l->wide - l->pair);
 #endif
     }
     return ring + y % l->ring * l->line;
@@ -423,8 +422,8 @@ typedef struct mpt__depthwise {
 } mpt__depthwise;
 
 /* What follows the sums of m channels, from an element of the output on. */
-static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m,
-                           bool relu) {
+static void mpt__depth_end(
+    const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m, bool relu) {
     const mpt__routines *routines = w->call->routines;
     mpt__real block[MPT__BLOCK];
     mpt__cpu_view more = w->out;
@@ -435,14 +434,14 @@ static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, in
     mpt__cpu_put(&w->out, to, 1, x, m);
 }
 
-static const mpt__real *mpt__depth_tap(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
-                                       int64_t y, int64_t *loaded) {
+static const mpt__real *mpt__depth_tap(
+    const mpt__conv_lines *l, mpt__real *ring, int64_t n, int64_t y, int64_t *loaded) {
     return (const mpt__real *)(const void *)mpt__conv_line(l, (char *)ring, n, y, loaded);
 }
 
 /* One line of pixels: each begins with the bias and adds its taps. */
-static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ring,
-                            int64_t *loaded) {
+static void mpt__depth_line(
+    const mpt__depthwise *w, int64_t line, mpt__real *ring, int64_t *loaded) {
     const mpt__conv_lines *l = &w->lines;
     const mpt__gemm_image *g = l->x, *to = w->product.c_image;
     const int64_t channels = g->channels, taps = g->taps[0] * g->taps[1];
@@ -466,8 +465,8 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         for (p.depth = 0; p.depth < MPT__DEPTH_TAPS && t < taps; t++) {
             const int64_t y = y0 + t / g->taps[1] * g->apart[0];
             if (y >= 0 && y < g->size[0]) {
-                tap[p.depth++] = mpt__depth_tap(l, ring, n, y, loaded) +
-                                 t % g->taps[1] * g->apart[1] * channels;
+                tap[p.depth++] =
+                    mpt__depth_tap(l, ring, n, y, loaded) + t % g->taps[1] * g->apart[1] * channels;
             } else if (p.depth > 0) {
                 break; /* the weights of taps lie one behind the other */
             } else {
@@ -482,14 +481,14 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
     for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
-                           mpt__cpu_min(MPT__BLOCK, channels - c), relu);
+                mpt__cpu_min(MPT__BLOCK, channels - c), relu);
         }
     }
 }
 
 /* Adds what a line of dy gives the gradients of all taps. */
-static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real *ring,
-                               int64_t *loaded, mpt__real *sums) {
+static void mpt__depth_weights(
+    const mpt__depthwise *w, int64_t line, mpt__real *ring, int64_t *loaded, mpt__real *sums) {
     const mpt__conv_lines *l = &w->lines;
     const mpt__gemm_image *g = l->x;
     const mpt__gemm_side *dy = &w->product.a;
@@ -544,8 +543,8 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     for (int64_t t = 0; t < taps[0] * taps[1]; t++, to += channels) {
         int64_t ky = p->kernel[0] + t / taps[1] * p->kernel_step[0];
         int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
-        mpt__load_real(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
-                      channels);
+        mpt__load_real(
+            to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1], channels);
         mpt__cpu_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
     memset(to, 0, (size_t)channels * sizeof *to);
@@ -553,8 +552,8 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
 }
 
 /* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
-static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt__cpu_call *call,
-                            int64_t phase) {
+static void mpt__depth_plan(
+    mpt__depthwise *w, const mpt__conv *conv, const mpt__cpu_call *call, int64_t phase) {
     w->call = call;
     w->conv = *conv;
     w->conv.groups = 1, w->conv.in = w->conv.out = conv->x[2];
@@ -562,8 +561,8 @@ static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt_
     const bool weights = conv->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
     const mpt__gemm_image *g = &w->product.image[0];
     const int64_t sums = g->taps[0] * g->taps[1] * g->channels;
-    mpt__conv_lines_of(&w->lines, g, weights ? &w->product.b : &w->product.a, conv,
-                       g->grid[1] * sums / 16, 0);
+    mpt__conv_lines_of(
+        &w->lines, g, weights ? &w->product.b : &w->product.a, conv, g->grid[1] * sums / 16, 0);
     if (call) w->lines.routines = call->routines, w->memory = (mpt__real *)call->workspace;
     w->shared = weights ? w->lines.chunks * sums : sums + g->channels;
     w->own = w->lines.ring * w->lines.wide + g->grid[1] * g->channels;
@@ -580,7 +579,7 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
     for (int64_t t = 0; t < taps; t++) {
         for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
             mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
-                         mpt__cpu_min(MPT__BLOCK, g->channels - c));
+                mpt__cpu_min(MPT__BLOCK, g->channels - c));
         }
     }
 }
@@ -594,8 +593,8 @@ static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
         const mpt__gemm_image *g = w.lines.x;
         const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
         if (!weights) mpt__depth_lay_out(&w, w.memory);
-        mpt__parallel(call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0),
-                      mpt__depth_chunk, &w);
+        mpt__parallel(
+            call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0), mpt__depth_chunk, &w);
         if (weights) mpt__depth_add_slices(&w);
     }
 }
@@ -635,7 +634,7 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
         w.across = mpt__cpu_chunks(p->n, MPT__GEMM_N);
         w.out.data = p->c;
         mpt__parallel(call->pool, w.across * mpt__cpu_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
-                      mpt__ref_conv_tile, &w);
+            mpt__ref_conv_tile, &w);
     }
 }
 

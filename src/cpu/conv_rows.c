@@ -19,8 +19,8 @@ static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
 #ifdef MPT__HAS_GEMM
 
 /* False where the level cannot take it. */
-static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt__conv *conv,
-                           const mpt__conv_product *p) {
+static bool mpt__conv_gemm(
+    mpt__gemm *g, const mpt__gemm_level *level, const mpt__conv *conv, const mpt__conv_product *p) {
     const mpt__operand *out = mpt__conv_output(conv->launch);
     const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
     unsigned dtypes = 1u << p->a.dtype | 1u << p->b.dtype | 1u << out->dtype;
@@ -46,7 +46,7 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
  * nothing is packed but weights. */
 
-#define MPT__CONV_DEPTH 640          /* elements at a time: their weights come from L2; measured */
+#define MPT__CONV_DEPTH 640           /* elements at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
 #define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
 #define MPT__CONV_IMAGES 32           /* of which a pixel is computed at a time */
@@ -112,8 +112,8 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
     const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
     mpt__conv_lines *l = &r->lines;
-    mpt__conv_lines_of(l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k,
-                       unit);
+    mpt__conv_lines_of(
+        l, x, r->weights ? &g->b : &g->a, c, pixels * g->n / level->rate * g->k, unit);
     r->panel = mpt__gemm_panel_bytes(level, g->k, level->columns) / (int64_t)sizeof(float);
     r->shared = r->panel * mpt__gemm_panels(g->n, level->columns);
     if (mpt__conv_across(r)) return true;
@@ -127,9 +127,9 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
     r->depth = pixels / unit;
     r->taps = !r->weights && unit > 1 && x->taps[1] == 3 && x->stride[1] == 1 &&
-                      g->n <= level->columns / 2 && r->run <= MPT__CONV_DEPTH
-                  ? 3
-                  : 1;
+            g->n <= level->columns / 2 && r->run <= MPT__CONV_DEPTH
+        ? 3
+        : 1;
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     if (r->weights) r->shared = g->m * g->n * l->chunks;
@@ -148,15 +148,15 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
 
 /* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
 static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
-                            const mpt__gemm_side *b, int sides, float *c, int64_t ldc,
-                            int64_t rows, int64_t columns, int how, bool fetch) {
+    const mpt__gemm_side *b, int sides, float *c, int64_t ldc, int64_t rows, int64_t columns,
+    int how, bool fetch) {
     how += (sides - 1) * MPT__GEMM_MORE;
     for (int64_t i = 0; i < rows; i += level->line_rows, c += level->line_rows * ldc) {
         const float *row = c;
         for (int r = 0; fetch && r < level->line_rows; r++, row += ldc)
             MPT__PREFETCH(row), MPT__PREFETCH(row + 16);
         level->lines(depth, a, b, c, ldc, (int)mpt__smaller_of(level->line_rows, rows - i),
-                     (int)columns, how);
+            (int)columns, how);
         for (int s = 0; s < sides; s++)
             a[s].data += level->line_rows * a->outer * (int64_t)sizeof(float);
     }
@@ -172,7 +172,7 @@ typedef struct mpt__conv_row {
 /* Sums of a block of lines for some columns. Sides are the taps of as many lines as go
    together, or a part of one. */
 static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_t count, int64_t j,
-                                   char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
+    char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
     const mpt__gemm_level *level = r->g->level;
     const mpt__gemm_image *x = r->lines.x;
     const int64_t columns = level->columns, pixel = x->stride[1] * x->channels / level->unit;
@@ -192,13 +192,13 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
                     const char *taps = mpt__conv_line(&r->lines, ring, n, y, loaded);
                     const mpt__gemm_side of_x = {taps + 4 * k, MPT_F32, 0, pixel, 1};
                     const mpt__gemm_side of_w = {(const char *)(panel + (t * r->run + k) * columns),
-                                                 MPT_F32, 0, next, columns};
+                        MPT_F32, 0, next, columns};
                     a[sides] = of_x, b[sides++] = of_w;
                 }
                 if (sides == 0) continue;
                 mpt__conv_tiles(level, mpt__smaller_of(MPT__CONV_DEPTH, r->run - k) / r->taps, a, b,
-                                sides, row[i].sums + j, ldc, x->grid[1],
-                                mpt__smaller_of(columns, r->g->n - j), row[i].how, false);
+                    sides, row[i].sums + j, ldc, x->grid[1], mpt__smaller_of(columns, r->g->n - j),
+                    row[i].how, false);
                 row[i].how = MPT__GEMM_ADD;
             }
         }
@@ -206,8 +206,8 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
 }
 
 /* What follows the sums of a line; how == 0: it had no taps. */
-static void mpt__conv_row_end(const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row,
-                              int64_t ldc) {
+static void mpt__conv_row_end(
+    const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row, int64_t ldc) {
     const int64_t pixels = r->lines.x->grid[1];
     for (int64_t i = 0; row->how == 0 && i < pixels; i++) {
         memset(row->sums + i * ldc, 0, (size_t)g->n * sizeof *row->sums);
@@ -218,8 +218,8 @@ static void mpt__conv_row_end(const mpt__conv_rows *r, mpt__gemm *g, const mpt__
     }
 }
 
-static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
-                                int64_t *loaded) {
+static void mpt__conv_row_block(
+    const mpt__conv_rows *r, int64_t line, int64_t count, char *ring, int64_t *loaded) {
     const mpt__gemm_image *x = r->lines.x;
     mpt__gemm g = *r->g;
     mpt__conv_row row[MPT__CONV_MORE];
@@ -253,8 +253,8 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
     dy.data += line * pixels * m * mpt__dtype_info[dy.dtype].bytes;
     if (g->level->unit > 1) {
         for (int64_t i = 0; i < m; i += width) {
-            g->level->pack(apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0,
-                           pixels);
+            g->level->pack(
+                apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0, pixels);
         }
     } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
         mpt__conv_floats(r->lines.routines, &dy, 0, apart, pixels * m);
@@ -266,7 +266,7 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
 
 /* Adds what a block of lines of dy gives the gradients of all taps. */
 static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
-                                  int64_t *loaded, float *sums) {
+    int64_t *loaded, float *sums) {
     const mpt__conv_lines *l = &r->lines;
     const mpt__gemm_image *x = l->x;
     const mpt__gemm *g = r->g;
@@ -287,8 +287,8 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
             const int64_t y = y0 + i * x->stride[0] + ty * x->apart[0];
             if (y < 0 || y >= x->size[0]) continue;
             const mpt__gemm_side of_dy = {dy[i], MPT_F32, 0, 1, wide};
-            const mpt__gemm_side of_x = {mpt__conv_line(l, ring, n, y, loaded), MPT_F32, 0, 1,
-                                         pixel};
+            const mpt__gemm_side of_x = {
+                mpt__conv_line(l, ring, n, y, loaded), MPT_F32, 0, 1, pixel};
             from[sides] = of_dy, b[sides++] = of_x;
         }
         for (int64_t j = 0; sides > 0 && j < r->run; j += level->columns) {
@@ -298,9 +298,9 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
                     a[i].data += m * r->depth * (int64_t)sizeof(float);
                 }
                 mpt__conv_tiles(level, r->depth, a, b, sides, sums + m * g->n + ty * r->run + j,
-                                g->n, mpt__smaller_of(wide, g->m - m),
-                                mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD,
-                                g->m * g->n > MPT__CONV_NEAR);
+                    g->n, mpt__smaller_of(wide, g->m - m),
+                    mpt__smaller_of(level->columns, r->run - j), MPT__GEMM_ADD,
+                    g->m * g->n > MPT__CONV_NEAR);
             }
             for (int i = 0; i < sides; i++) b[i].data += level->columns * (int64_t)sizeof(float);
         }
@@ -336,13 +336,13 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     if (r->weights) {
         float *sum = r->memory + j * g->n;
         for (int64_t s = 1; s < r->lines.chunks; s++) {
-            r->lines.routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n,
-                                                       count * g->n, 0, 0);
+            r->lines.routines->binary[MPT__BINARY_ADD](
+                sum, sum, sum + s * g->m * g->n, count * g->n, 0, 0);
         }
         g->level->finish(g, sum, g->n, j, 0, count, g->n);
     } else if (g->b_image != NULL) {
         mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
-                             g->b_image, j, count, 0, g->k);
+            g->b_image, j, count, 0, g->k);
     } else {
         g->level->pack(r->memory + panel * r->panel, true, &g->b, j, count, 0, g->k);
     }
@@ -363,8 +363,8 @@ static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
 }
 
 /* Whether tap t of the output pixel that begins at `at` lies on a pixel of x, and on which. */
-static bool mpt__conv_meets(const mpt__gemm_image *x, const int64_t at[2], int64_t t,
-                            int64_t *pixel) {
+static bool mpt__conv_meets(
+    const mpt__gemm_image *x, const int64_t at[2], int64_t t, int64_t *pixel) {
     const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
     const int64_t tx = at[1] + t % x->taps[1] * x->apart[1];
     *pixel = ty * x->size[1] + tx;
@@ -380,8 +380,8 @@ typedef struct mpt__conv_bf16x2 {
     mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
 } mpt__conv_bf16x2;
 
-static mpt__conv_bf16x2 mpt__conv_bf16x2_of(const mpt__gemm_level *level, int64_t depth,
-                                            float *sums, int64_t rows, int64_t count) {
+static mpt__conv_bf16x2 mpt__conv_bf16x2_of(
+    const mpt__gemm_level *level, int64_t depth, float *sums, int64_t rows, int64_t count) {
     mpt__conv_bf16x2 pairs;
     pairs.level = level, pairs.depth = depth;
     pairs.sums = sums, pairs.rows = rows, pairs.count = count;
@@ -392,13 +392,13 @@ static mpt__conv_bf16x2 mpt__conv_bf16x2_of(const mpt__gemm_level *level, int64_
 static void mpt__conv_bf16x2_run(mpt__conv_bf16x2 *p) {
     if (p->sides == 0) return;
     mpt__conv_tiles(p->level, p->depth, p->a, p->b, p->sides, p->sums, p->level->columns, p->rows,
-                    p->count, p->how, false);
+        p->count, p->how, false);
     p->how = MPT__GEMM_ADD, p->sides = 0;
 }
 
 /* One more: rows of a, `outer` and `inner` apart, and a panel. */
-static void mpt__conv_pair(mpt__conv_bf16x2 *p, const float *a, int64_t outer, int64_t inner,
-                           const float *panel) {
+static void mpt__conv_pair(
+    mpt__conv_bf16x2 *p, const float *a, int64_t outer, int64_t inner, const float *panel) {
     const mpt__gemm_side of_a = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side of_b = {(const char *)panel, MPT_F32, 0, 1, p->level->columns};
     p->a[p->sides] = of_a, p->b[p->sides] = of_b;
@@ -408,13 +408,12 @@ static void mpt__conv_pair(mpt__conv_bf16x2 *p, const float *a, int64_t outer, i
 /* What is left; zeros where there was no product. */
 static void mpt__conv_bf16x2_end(mpt__conv_bf16x2 *p) {
     mpt__conv_bf16x2_run(p);
-    if (p->how == 0)
-        memset(p->sums, 0, (size_t)(p->rows * p->level->columns) * sizeof *p->sums);
+    if (p->how == 0) memset(p->sums, 0, (size_t)(p->rows * p->level->columns) * sizeof *p->sums);
 }
 
 /* Sums of pixel p of some images for the columns of a panel. */
 static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel, int64_t p,
-                                     int64_t image, int64_t images, int64_t count, float *sums) {
+    int64_t image, int64_t images, int64_t count, float *sums) {
     const mpt__gemm_image *x = r->lines.x;
     const mpt__gemm_level *level = r->g->level;
     mpt__conv_bf16x2 pairs = mpt__conv_bf16x2_of(level, r->run, sums, images, count);
@@ -458,12 +457,12 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
     const int64_t width = g->level->columns, p = pixel - size;
     mpt__gemm_side side = p < 0 ? g->b : g->a;
     const int64_t channels = p < 0 ? x->channels : g->m;
-    float *to = r->memory + (p < 0 ? pixel * r->panel
-                                   : r->depth + p * r->run * mpt__gemm_panels(g->m, width));
+    float *to = r->memory +
+        (p < 0 ? pixel * r->panel : r->depth + p * r->run * mpt__gemm_panels(g->m, width));
     (void)thread;
     side.data += (p < 0 ? pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1]
                         : p * side.inner) *
-                 mpt__dtype_info[side.dtype].bytes;
+        mpt__dtype_info[side.dtype].bytes;
     side.inner = p < 0 ? x->image : grid * side.inner;
     for (int64_t j = 0; j < channels; j += width, to += r->run) {
         g->level->pack(to, true, &side, j, mpt__smaller_of(width, channels - j), 0, r->images);
@@ -489,7 +488,7 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
             mpt__gemm_pixel(x, p, at);
             if (!mpt__conv_meets(x, at, t, &pixel)) continue;
             mpt__conv_pair(&pairs, dy + p * mpt__gemm_panels(g->m, width) * r->run, 1, width,
-                           r->memory + pixel * r->panel + j / width * r->run);
+                r->memory + pixel * r->panel + j / width * r->run);
         }
         mpt__conv_bf16x2_end(&pairs);
         g->level->finish(g, sums, width, i, t * x->channels + j, rows, count);
@@ -513,12 +512,12 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
         if (r->weights) {
             mpt__gemm_for(pool, size + grid, (g->m + channels) * g->k, mpt__conv_pixel_panels, r);
             mpt__gemm_for(pool, taps * mpt__gemm_panels(channels, g->level->columns), cost,
-                          mpt__conv_tap_chunk, r);
+                mpt__conv_tap_chunk, r);
             return;
         }
         mpt__gemm_for(pool, size, g->m * channels, mpt__conv_pixel_chunk, r);
         mpt__gemm_for(pool, panels * mpt__gemm_panels(g->m / grid, MPT__CONV_IMAGES), cost,
-                      mpt__conv_across_chunk, r);
+            mpt__conv_across_chunk, r);
         return;
     }
     mpt__gemm_for(pool, r->lines.chunks, cost, mpt__conv_row_chunk, r);
@@ -532,7 +531,7 @@ typedef struct mpt__conv_work {
     mpt__pool *pool;
     char *workspace;
     const mpt__routines *routines;
-    int64_t products, bytes; /* of workspace, for each thread where they take products whole */
+    int64_t products, bytes;    /* of workspace, for each thread where they take products whole */
     bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
     mpt__gemm_watch watch;
 } mpt__conv_work;
@@ -542,8 +541,8 @@ static bool mpt__conv_has_no_taps(const mpt__gemm *g) {
 }
 
 /* False where the launch is not for this level. */
-static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
-                           const mpt__launch *launch, int threads) {
+static bool mpt__conv_plan(
+    mpt__conv_work *w, const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     mpt__conv_product p;
     mpt__gemm g;
     mpt__conv_read(&w->conv, launch);
@@ -558,16 +557,15 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
     for (int64_t i = 0; i < phases; i++) {
         mpt__conv_product_of(&w->conv, NULL, i, &p);
         if (!mpt__conv_gemm(&g, level, &w->conv, &p)) return false;
-        if (i == 0)
-            w->whole = w->products > 1 && g.m * g.n * g.k <= g.level->rate * whole;
+        if (i == 0) w->whole = w->products > 1 && g.m * g.n * g.k <= g.level->rate * whole;
         w->refuses |= g.level->refuses;
         w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
         mpt__conv_rows r;
         int64_t bytes = 0;
         if (g.m * g.n > 0) {
             bytes = mpt__conv_rows_of(&r, &g, &w->conv)
-                        ? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
-                        : mpt__gemm_bytes(&g, w->whole ? 1 : threads);
+                ? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
+                : mpt__gemm_bytes(&g, w->whole ? 1 : threads);
         }
         if (bytes > w->bytes) w->bytes = bytes;
     }
@@ -578,8 +576,8 @@ static bool mpt__conv_plan(mpt__conv_work *w, const mpt__gemm_level *level,
 static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
     const mpt__conv_work *w = (const mpt__conv_work *)work;
     const mpt__operand *o = mpt__conv_output(w->conv.launch);
-    const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
-                                  mpt__dtype_info[o->dtype].bytes);
+    const size_t bytes =
+        (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] * mpt__dtype_info[o->dtype].bytes);
     (void)thread;
     memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
@@ -607,11 +605,11 @@ static void mpt__conv_products(mpt__conv_work *w) {
     const mpt__conv *c = &w->conv;
     int64_t macs = c->n * c->y[0] * c->y[1] * c->y[2] * c->in * c->kernel[0] * c->kernel[1];
     if (w->blank)
-        mpt__parallel(w->pool, c->n, c->n * c->x[0] * c->x[1] * c->x[2] / 8, mpt__conv_blank_chunk,
-                      w);
+        mpt__parallel(
+            w->pool, c->n, c->n * c->x[0] * c->x[1] * c->x[2] / 8, mpt__conv_blank_chunk, w);
     if (w->whole) {
-        mpt__parallel(w->pool, w->products, macs / w->level->rate + w->products, mpt__conv_chunk,
-                      w);
+        mpt__parallel(
+            w->pool, w->products, macs / w->level->rate + w->products, mpt__conv_chunk, w);
     } else {
         for (int64_t i = 0; i < w->products; i++) mpt__conv_chunk(w, i, 0);
     }
@@ -642,8 +640,8 @@ static void mpt__conv_run(const mpt__cpu_call *call) {
     if (w.watch.refused) mpt__cpu_fall_back(call);
 }
 
-static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
-                                   int threads) {
+static int64_t mpt__conv_workspace(
+    const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     mpt__conv_work w;
     if (!mpt__conv_plan(&w, level, launch, threads)) return ~0;
     int64_t bytes = w.whole ? w.bytes * threads : w.bytes;

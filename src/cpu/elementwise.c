@@ -72,15 +72,15 @@ static const uint8_t mpt__cpu_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT
 /* ==== The routines of a level ==== */
 
 /* out may be an input; n is any number, alignment too. */
-typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
-                              mpt__real d);
-typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
-                               mpt__real c, mpt__real d);
+typedef void (*mpt__unary_fn)(
+    mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, mpt__real d);
+typedef void (*mpt__binary_fn)(
+    mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n, mpt__real c, mpt__real d);
 typedef struct mpt__cpu_update mpt__cpu_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. Where `half` is
    given, the weights go there as well, in w->param.dtype. */
 typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *const *m, void *half, int64_t n);
+    mpt__real *const *m, void *half, int64_t n);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
    - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
@@ -146,7 +146,7 @@ typedef struct mpt__cell_block {
     mpt__real *out[4];               /* the gates, or the slopes by what x gives */
     const mpt__real *state[4], *bias[4];
     mpt__real *after, *h;
-    const mpt__real *dy, *kept; /* o5, o4 */
+    const mpt__real *dy, *kept;   /* o5, o4 */
     mpt__real *more[4], *dh, *dc; /* o2, o6, o7 */
 } mpt__cell_block;
 #endif
@@ -157,8 +157,8 @@ typedef struct mpt__routines {
     const mpt__convert_table *convert;
     mpt__unary_fn unary[MPT__UNARY_COUNT];
     mpt__binary_fn binary[MPT__BINARY_COUNT];
-    mpt__real (*peak)(const mpt__real *x, int64_t n,
-                      mpt__real start); /* passes over NaN; any zero */
+    mpt__real (*peak)(
+        const mpt__real *x, int64_t n, mpt__real start); /* passes over NaN; any zero */
     /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
@@ -166,26 +166,26 @@ typedef struct mpt__routines {
     void (*windows)(const mpt__windows *p); /* NULL: one by one */
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
-                    bool differences);
+        bool differences);
     /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
        the routines above. */
     void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
-    void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
-                             bool log);
+    void (*softmax_backward)(
+        mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n, bool log);
     /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
     void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
     /* mpt__random_bits; and word first + i >= threshold ? x factor : 0. first: a multiple of 4 */
     void (*random)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
     void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
-                    uint32_t threshold, mpt__real factor);
+        uint32_t threshold, mpt__real factor);
     /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better
        not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
-                      int64_t rows, int64_t columns, bool beyond_cache);
+        int64_t rows, int64_t columns, bool beyond_cache);
     void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
     /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
     bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
-                   mpt__real c);
+        mpt__real c);
     mpt__update_fn sgd, adam, moments;
     /* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
@@ -235,8 +235,8 @@ static MPT__INLINE bool mpt__cpu_is_half(int dtype) {
 }
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`. */
-static void mpt__cpu_get(const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *x,
-                         int64_t n) {
+static void mpt__cpu_get(
+    const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *x, int64_t n) {
     if (stride == 1 && mpt__cpu_is_half(view->dtype)) {
         const mpt__convert_table *convert = view->routines->convert;
         (view->dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(
@@ -248,31 +248,31 @@ static void mpt__cpu_get(const mpt__cpu_view *view, int64_t offset, int64_t stri
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
-static const mpt__real *mpt__cpu_in(const mpt__cpu_view *view, int64_t offset, int64_t stride,
-                                    mpt__real *block, int64_t n) {
+static const mpt__real *mpt__cpu_in(
+    const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *block, int64_t n) {
     if (stride == 1 && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
     mpt__cpu_get(view, offset, stride, block, n);
     return block;
 }
 
 /* Where to compute results: in the operand itself, or in `block`. mpt__cpu_put follows. */
-static mpt__real *mpt__cpu_out(const mpt__cpu_view *view, int64_t offset, int64_t stride,
-                               mpt__real *block) {
+static mpt__real *mpt__cpu_out(
+    const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *block) {
     bool direct = stride == 1 && mpt__cpu_is_real(view->dtype) && !view->accumulate;
     return direct ? (mpt__real *)view->data + offset : block;
 }
 
 /* As mpt__cpu_out, for results that begin with what is there. */
-static mpt__real *mpt__cpu_edit(const mpt__cpu_view *view, int64_t offset, mpt__real *block,
-                                int64_t n) {
+static mpt__real *mpt__cpu_edit(
+    const mpt__cpu_view *view, int64_t offset, mpt__real *block, int64_t n) {
     mpt__real *x = mpt__cpu_out(view, offset, 1, block);
     if (x == block) mpt__cpu_get(view, offset, 1, block, n);
     return x;
 }
 
 /* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates. */
-static MPT__NOINLINE void mpt__cpu_put_block(const mpt__cpu_view *view, int64_t offset,
-                                             int64_t stride, const mpt__real *x, int64_t n) {
+static MPT__NOINLINE void mpt__cpu_put_block(
+    const mpt__cpu_view *view, int64_t offset, int64_t stride, const mpt__real *x, int64_t n) {
     mpt__real sum[MPT__BLOCK];
     if (view->accumulate) {
         const mpt__real *old = mpt__cpu_in(view, offset, stride, sum, n);
@@ -289,8 +289,8 @@ static MPT__NOINLINE void mpt__cpu_put_block(const mpt__cpu_view *view, int64_t 
 }
 
 /* The same, where nothing is left to do for those that stand where mpt__cpu_out said. */
-static MPT__INLINE void mpt__cpu_put(const mpt__cpu_view *view, int64_t offset, int64_t stride,
-                                     const mpt__real *x, int64_t n) {
+static MPT__INLINE void mpt__cpu_put(
+    const mpt__cpu_view *view, int64_t offset, int64_t stride, const mpt__real *x, int64_t n) {
     if (mpt__cpu_out(view, offset, stride, NULL) != x)
         mpt__cpu_put_block(view, offset, stride, x, n);
 }
@@ -417,8 +417,8 @@ typedef struct mpt__cpu_walk {
 } mpt__cpu_walk;
 
 /* The next n <= MPT__BLOCK elements: where they lie, or gathered in `block`. */
-static const mpt__real *mpt__cpu_take(const mpt__cpu_walk *walk, mpt__cpu_cursor *c,
-                                      mpt__real *block, int64_t n) {
+static const mpt__real *mpt__cpu_take(
+    const mpt__cpu_walk *walk, mpt__cpu_cursor *c, mpt__real *block, int64_t n) {
     const mpt__cpu_loop *loop = &walk->loop;
     const mpt__real *x = block;
     int64_t m = mpt__cpu_room(c, loop);
@@ -432,14 +432,14 @@ static const mpt__real *mpt__cpu_take(const mpt__cpu_walk *walk, mpt__cpu_cursor
 }
 
 /* Where to compute the next n results; mpt__cpu_give follows and moves on. */
-static mpt__real *mpt__cpu_place(const mpt__cpu_walk *walk, const mpt__cpu_cursor *c,
-                                 mpt__real *block, int64_t n) {
+static mpt__real *mpt__cpu_place(
+    const mpt__cpu_walk *walk, const mpt__cpu_cursor *c, mpt__real *block, int64_t n) {
     if (mpt__cpu_room(c, &walk->loop) < n) return block;
     return mpt__cpu_out(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), block);
 }
 
-static void mpt__cpu_give(const mpt__cpu_walk *walk, mpt__cpu_cursor *c, const mpt__real *x,
-                          int64_t n) {
+static void mpt__cpu_give(
+    const mpt__cpu_walk *walk, mpt__cpu_cursor *c, const mpt__real *x, int64_t n) {
     for (int64_t m; n > 0; n -= m, x += m) {
         m = mpt__cpu_min(mpt__cpu_room(c, &walk->loop), n);
         mpt__cpu_put(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), x, m);
@@ -521,8 +521,8 @@ static mpt__real mpt__cpu_sum_total(mpt__cpu_sum *sum) {
 /* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
    the first is number `first`; it moves the cursors of all operands on. */
 typedef struct mpt__cpu_map mpt__cpu_map;
-typedef void (*mpt__cpu_body)(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                              int64_t n);
+typedef void (*mpt__cpu_body)(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n);
 struct mpt__cpu_map {
     const mpt__cpu_call *call;
     mpt__cpu_body body, other_body;
@@ -559,7 +559,7 @@ static void mpt__cpu_map_run(mpt__cpu_map *map, const mpt__cpu_call *call, int n
     }
     int64_t count = map->walk[0].loop.count;
     mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK), mpt__cpu_cost(call, count, ns),
-                  mpt__cpu_map_chunk, map);
+        mpt__cpu_map_chunk, map);
 }
 
 /* The most elements, up to n, that lie equally spaced in all operands. */
@@ -574,8 +574,8 @@ static void mpt__cpu_advance_all(const mpt__cpu_map *map, mpt__cpu_cursor *at, i
     for (int k = 0; k < map->operands; k++) mpt__cpu_advance(&at[k], &map->walk[k].loop, n);
 }
 
-static void mpt__cpu_fill_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                               int64_t n) {
+static void mpt__cpu_fill_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     const mpt__cpu_walk *to = &map->walk[0];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__cpu_inner(&to->loop);
     (void)first;
@@ -599,8 +599,8 @@ static void mpt__cpu_fill(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 1, 0.5);
 }
 
-static void mpt__cpu_copy_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                               int64_t n) {
+static void mpt__cpu_copy_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     mpt__real block[MPT__BLOCK];
     mpt__real *place = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
@@ -609,8 +609,8 @@ static void mpt__cpu_copy_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int
 
 /* The same through double, where F64 is on one side, or int64, where both are integers: exact, sums
    modulo 2^64. */
-static void mpt__cpu_copy_wide(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n,
-                               bool integers) {
+static void mpt__cpu_copy_wide(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n, bool integers) {
     const mpt__cpu_view *from = &map->walk[0].view, *to = &map->walk[1].view;
     const int64_t step0 = mpt__cpu_inner(&map->walk[0].loop);
     const int64_t step1 = mpt__cpu_inner(&map->walk[1].loop);
@@ -624,8 +624,7 @@ static void mpt__cpu_copy_wide(const mpt__cpu_map *map, mpt__cpu_cursor *at, int
         m = mpt__cpu_together(map, at, n);
         if (integers) {
             mpt__load_i64(whole, from->data, from->dtype, at[0].offset, step0, m);
-            if (to->accumulate)
-                mpt__load_i64(before, to->data, to->dtype, at[1].offset, step1, m);
+            if (to->accumulate) mpt__load_i64(before, to->data, to->dtype, at[1].offset, step1, m);
             for (int64_t i = 0; to->accumulate && i < m; i++)
                 whole[i] = (int64_t)((uint64_t)before[i] + (uint64_t)whole[i]);
             mpt__store_i64(to->data, to->dtype, at[1].offset, step1, whole, m);
@@ -638,20 +637,20 @@ static void mpt__cpu_copy_wide(const mpt__cpu_map *map, mpt__cpu_cursor *at, int
         mpt__cpu_advance_all(map, at, m);
     }
 }
-static void mpt__cpu_copy_f64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                   int64_t n) {
+static void mpt__cpu_copy_f64_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     (void)first;
     mpt__cpu_copy_wide(map, at, n, false);
 }
-static void mpt__cpu_copy_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                   int64_t n) {
+static void mpt__cpu_copy_i64_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     (void)first;
     mpt__cpu_copy_wide(map, at, n, true);
 }
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
-static void mpt__cpu_copy_bytes_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                     int64_t n) {
+static void mpt__cpu_copy_bytes_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     const mpt__cpu_walk *from = &map->walk[0], *to = &map->walk[1];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes;
     bool dense = mpt__cpu_inner(&from->loop) == 1 && mpt__cpu_inner(&to->loop) == 1;
@@ -660,7 +659,7 @@ static void mpt__cpu_copy_bytes_body(const mpt__cpu_map *map, mpt__cpu_cursor *a
         return;
     }
     memcpy((char *)to->view.data + at[1].offset * size,
-           (const char *)from->view.data + at[0].offset * size, (size_t)(n * size));
+        (const char *)from->view.data + at[0].offset * size, (size_t)(n * size));
     mpt__cpu_advance_all(map, at, n);
 }
 
@@ -678,8 +677,8 @@ typedef struct mpt__cpu_transposition {
 } mpt__cpu_transposition;
 
 /* m by n elements through blocks. */
-static void mpt__cpu_transpose_tile(const mpt__cpu_transposition *w, int64_t from, int64_t to,
-                                    int64_t m, int64_t n) {
+static void mpt__cpu_transpose_tile(
+    const mpt__cpu_transposition *w, int64_t from, int64_t to, int64_t m, int64_t n) {
     enum { T = MPT__COPY_TILE };
     mpt__real in[T * T], tile[T * T];
     for (int64_t r = 0; r < n; r++) {
@@ -706,13 +705,13 @@ static void mpt__cpu_transpose_chunk(void *work, int64_t chunk, int thread) {
         const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
         mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
         bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
-        w->walk[0].view.routines->transpose(out, w->step[1], x, w->step[0], n, m,
-                                         w->beyond_cache && lines);
+        w->walk[0].view.routines->transpose(
+            out, w->step[1], x, w->step[0], n, m, w->beyond_cache && lines);
         return;
     }
     for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
-        mpt__cpu_transpose_tile(w, from + k, to + k * w->step[1],
-                                mpt__cpu_min(MPT__COPY_TILE, m - k), n);
+        mpt__cpu_transpose_tile(
+            w, from + k, to + k * w->step[1], mpt__cpu_min(MPT__COPY_TILE, m - k), n);
     }
 }
 
@@ -746,7 +745,7 @@ static bool mpt__cpu_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn ru
         mpt__cpu_is_real(w.walk[0].view.dtype) && mpt__cpu_is_real(to->dtype) && !to->accumulate;
     w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
     mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
-                  mpt__cpu_cost(call, count, 4.0), run, &w);
+        mpt__cpu_cost(call, count, 4.0), run, &w);
     return true;
 }
 

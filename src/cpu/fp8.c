@@ -17,8 +17,8 @@ typedef struct mpt__cpu_fp8_work {
 } mpt__cpu_fp8_work;
 
 /* Codes of n numbers. Returns the largest finite magnitude among them. */
-static float mpt__cpu_fp8_codes(const mpt__cpu_fp8_work *w, const mpt__real *x, uint8_t *to,
-                                int64_t n) {
+static float mpt__cpu_fp8_codes(
+    const mpt__cpu_fp8_work *w, const mpt__real *x, uint8_t *to, int64_t n) {
     float most = 0;
     for (int64_t i = 0; i < n; i++) {
         float value = (float)x[i], size = mpt__f32_from_bits(mpt__f32_bits(value) & 0x7fffffffu);
@@ -82,7 +82,7 @@ static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
     if (!mpt__gate_open(call, 0)) return;
     for (int64_t row = 0; row < launch->operand[0].shape[0]; row++)
         mpt__fp8_ends_step((float *)call->data[0] + row * width, width, row, launch->index[0] != 0,
-                           (int)launch->index[1]);
+            (int)launch->index[1]);
 }
 #endif
 

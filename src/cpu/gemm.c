@@ -19,7 +19,7 @@
 /* level->finish for any strides: where C or the bias is not contiguous along N, by way of rows that
    are. */
 static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-                             int64_t rows, int64_t columns) {
+    int64_t rows, int64_t columns) {
     enum { WIDTH = 64 };
     const int bytes = mpt__dtype_info[g->c_dtype].bytes;
     const int64_t step = g->c_column * bytes;
@@ -48,7 +48,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
             if (g->bias.data != NULL) {
                 const mpt__gemm_side row = {(const char *)bias, MPT_F32, 0, 0, 1};
                 g->level->load(bias, mpt__gemm_at(&g->bias, i + r, j + x), g->bias.inner, n,
-                               g->bias.dtype, g->bias.round);
+                    g->bias.dtype, g->bias.round);
                 dense.bias = row;
             }
             for (int64_t e = 0; e < n; e++) {
@@ -124,7 +124,7 @@ static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     if (g->accumulate && mpt__gemm_chains(g->level)) return false;
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
-           g->onto == 0;
+        g->onto == 0;
 }
 
 /* Whether tiles read A where it lies: lines of elements. Those that are 2 KiB apart would drive
@@ -132,9 +132,9 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
     const int64_t unit = g->level->unit;
     return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
-           g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
-           (g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
-           (uintptr_t)g->a.data % sizeof(float) == 0;
+        g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
+        (g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
+        (uintptr_t)g->a.data % sizeof(float) == 0;
 }
 
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
@@ -155,7 +155,7 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
     lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
-                     g->b.dtype == MPT_F32 && g->b.round == 0;
+        g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_in_place = mpt__gemm_reads_a(g);
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
@@ -171,9 +171,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
         lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
     }
     lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
-                 g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL &&
-                 !g->accumulate && g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
-                 (g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
+        g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL && !g->accumulate &&
+        g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
+        (g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -211,9 +211,8 @@ static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
 /* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
    made of runs of as many k. */
 static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, char *panel, bool b,
-                                               const mpt__gemm_side *side,
-                                               const mpt__gemm_image *image, int64_t outer,
-                                               int64_t count, int64_t k, int64_t depth) {
+    const mpt__gemm_side *side, const mpt__gemm_image *image, int64_t outer, int64_t count,
+    int64_t k, int64_t depth) {
     MPT__ALIGN(64) char gathered[MPT__GEMM_GATHERED];
     const int64_t width = b ? level->columns : level->rows;
     const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
@@ -232,8 +231,8 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
 }
 
 /* Packs a panel of A or B over one K block. */
-static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel,
-                           char *to) {
+static void mpt__gemm_pack(
+    const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel, char *to) {
     const mpt__gemm_level *level = p->g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int64_t width = b ? level->columns : level->rows, begin = panel * width;
@@ -243,8 +242,8 @@ static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
     const int64_t outer = (b ? p->j : p->i) + begin;
     bool good = image != NULL
-                    ? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
-                    : level->pack(to, b, side, outer, count, p->k + k, depth);
+        ? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
+        : level->pack(to, b, side, outer, count, p->k + k, depth);
     if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
@@ -300,13 +299,13 @@ static void mpt__gemm_begin_sums(const mpt__gemm_pass *p, mpt__gemm_sums *s) {
     s->turn = 0;
     s->sum = NULL;
     s->fetched = s->lines = 0;
-    s->far_away = p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 &&
-                  p->g->c_image == NULL;
+    s->far_away =
+        p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 && p->g->c_image == NULL;
 }
 
 /* Before the first tile of a K block. */
-static void mpt__gemm_begin_block(const mpt__gemm_pass *p, int64_t block, int64_t b_step,
-                                  mpt__gemm_sums *s) {
+static void mpt__gemm_begin_block(
+    const mpt__gemm_pass *p, int64_t block, int64_t b_step, mpt__gemm_sums *s) {
     const int64_t k = block * p->lay.depth;
     s->depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     s->k = p->k + k;
@@ -321,24 +320,24 @@ static void mpt__gemm_begin_block(const mpt__gemm_pass *p, int64_t block, int64_
 }
 
 /* A whole tile of halves, which are stored as they are to be. */
-static void mpt__gemm_run_halves(const mpt__gemm_pass *p, int64_t i, int64_t j, int rows,
-                                 mpt__gemm_sums *s) {
+static void mpt__gemm_run_halves(
+    const mpt__gemm_pass *p, int64_t i, int64_t j, int rows, mpt__gemm_sums *s) {
     const mpt__gemm *g = p->g;
     const int columns = g->level->columns;
     if (g->bias.data != NULL && s->bias_at != j) {
-        g->level->load(s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype,
-                       g->bias.round);
+        g->level->load(
+            s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype, g->bias.round);
         s->bias_at = j;
         s->b[1].data = (const char *)s->bias;
     }
     g->level->tile(s->depth, s->a, s->b, (float *)(void *)(g->c + (i * g->c_row + j) * 2), g->c_row,
-                   rows, columns, MPT__GEMM_HALF);
+        rows, columns, MPT__GEMM_HALF);
     mpt__gemm_finish_sums(g, s);
     s->sum = NULL;
 }
 
 static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, const char *a_panel,
-                               const char *b_panel, mpt__gemm_sums *s) {
+    const char *b_panel, mpt__gemm_sums *s) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
     const bool in_place = i < p->a_rows;
@@ -352,8 +351,7 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, co
     s->a[1].data = s->a[0].data;
     s->a[1].inner = 0;
     if (s->fetched < s->lines) {
-        s->a[1].data =
-            s->next + s->fetched / level->unit * 64 + s->fetched % level->unit * s->step;
+        s->a[1].data = s->next + s->fetched / level->unit * 64 + s->fetched % level->unit * s->step;
         s->a[1].inner = s->step * level->unit;
         s->fetched++;
     }
@@ -386,8 +384,8 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, co
 }
 
 /* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
-static void mpt__gemm_look_ahead(const mpt__gemm_pass *p, bool b, int64_t block, int64_t at,
-                                 mpt__gemm_sums *sums) {
+static void mpt__gemm_look_ahead(
+    const mpt__gemm_pass *p, bool b, int64_t block, int64_t at, mpt__gemm_sums *sums) {
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
     const int64_t width = b ? p->g->level->columns : p->g->level->rows;
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
@@ -454,8 +452,8 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
 }
 
 /* mpt__parallel, or a plain loop where there is no pool. */
-static void mpt__gemm_for(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work) {
+static void mpt__gemm_for(
+    mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work) {
     if (pool != NULL) {
         mpt__parallel(pool, count, cost, fn, work);
     } else {
@@ -485,8 +483,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
         p->chunk_n = mpt__round_up(chunk / p->chunk_m + 1, level->columns);
     }
     int64_t elements = (p->a_shared * level->rows + (p->lay.own_b ? 0 : p->n)) * p->depth;
-    mpt__gemm_for(pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4,
-                  mpt__gemm_pack_chunk, p);
+    mpt__gemm_for(
+        pool, (p->a_shared + p->b_shared) * p->k_blocks, elements / 4, mpt__gemm_pack_chunk, p);
     if (mpt__atomic_load32(&p->watch->refused)) return false;
     if (p->watch->dry && !p->lay.own_a && !p->lay.own_b) return true;
     int64_t chunks = mpt__gemm_panels(p->m, p->chunk_m) * mpt__gemm_panels(p->n, p->chunk_n);
@@ -494,8 +492,8 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     return !mpt__atomic_load32(&p->watch->refused);
 }
 
-static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspace,
-                             mpt__gemm_watch *watch) {
+static void mpt__gemm_packed(
+    const mpt__gemm *g, mpt__pool *pool, char *workspace, mpt__gemm_watch *watch) {
     mpt__gemm_pass p;
     p.g = g;
     p.watch = watch;
@@ -520,8 +518,8 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 
 /* ==== The direct road ==== */
 
-#define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
-#define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
+#define MPT__GEMM_DIRECT_DEPTH 4096 /* the most K of one pass */
+#define MPT__GEMM_DIRECT_PAIRS 8192 /* the most products where a level has pairs of bf16 */
 #ifdef MPT__HAS_BF16X4
 #define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
 #else
@@ -560,7 +558,7 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
 /* Makes `side` an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to
    `to` with the contiguous direction kept. */
 static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_side *side,
-                                          bool in_place, int64_t outer, int64_t count, float *to) {
+    bool in_place, int64_t outer, int64_t count, float *to) {
     mpt__gemm_side out = *side;
     out.data = mpt__gemm_at(side, outer, 0);
     if (!mpt__gemm_needs_copy(side, in_place)) return out;
@@ -585,8 +583,7 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
 
 /* One or two long rows of C: B is read along its lines. */
 static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
-                                  const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
-                                  int64_t n) {
+    const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m, int64_t n) {
     float tile[MPT__GEMM_MAX_TILE];
     const int64_t most = MPT__GEMM_MAX_TILE / m;
     for (int64_t j = 0; j < n; j += most) {
@@ -601,8 +598,7 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
 
 /* c[m, n] = the plain sums of products of m rows of A and n columns of B, any number of each. */
 static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64_t k,
-                                  const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b,
-                                  int64_t n, float *c, int64_t ldc) {
+    const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b, int64_t n, float *c, int64_t ldc) {
     const int64_t across = !dots ? level->columns : m > 1 ? 4 : n;
     const int64_t down = dots ? 64 : level->direct_rows;
     mpt__gemm_side a_tile = *a, b_tile = *b;
@@ -612,8 +608,8 @@ static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64
         for (int64_t i = 0; i < m; i += down) {
             int rows = (int)mpt__smaller_of(down, m - i);
             a_tile.data = mpt__gemm_at(a, i, 0);
-            (dots ? level->dot : level->direct)(k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows,
-                                                columns, 0);
+            (dots ? level->dot : level->direct)(
+                k, &a_tile, &b_tile, c + i * ldc + j, ldc, rows, columns, 0);
         }
     }
 }
@@ -647,16 +643,16 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
             mpt__gemm_side a_part = *a, b_part = *b;
             a_part.data = mpt__gemm_at(a, i, 0);
             b_part.data = mpt__gemm_at(b, j, 0);
-            mpt__gemm_direct_sums(g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile,
-                                  across);
+            mpt__gemm_direct_sums(
+                g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile, across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
     }
 }
 
 /* Fills all but the pointers; returns the floats of workspace. */
-static int64_t mpt__gemm_direct_plan(const mpt__gemm *g, bool dots, int threads,
-                                     mpt__gemm_direct *d) {
+static int64_t mpt__gemm_direct_plan(
+    const mpt__gemm *g, bool dots, int threads, mpt__gemm_direct *d) {
     d->g = g;
     d->dots = dots;
     d->by_rows = g->m >= g->n;
@@ -690,14 +686,14 @@ static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool,
     } else {
         d.a = mpt__gemm_as_floats(g, &g->a, false, 0, g->m, shared);
     }
-    mpt__gemm_for(pool, mpt__gemm_panels(size, d.chunk), g->m * g->n / 16 * g->k,
-                  mpt__gemm_direct_chunk, &d);
+    mpt__gemm_for(
+        pool, mpt__gemm_panels(size, d.chunk), g->m * g->n / 16 * g->k, mpt__gemm_direct_chunk, &d);
 }
 
 /* ==== The kernel ==== */
 
 static MPT__INLINE void mpt__gemm_read_side(mpt__gemm_side *side, const mpt__operand *o,
-                                            const void *data, int compute, int outer, int inner) {
+    const void *data, int compute, int outer, int inner) {
     side->data = (const char *)data;
     side->dtype = o->dtype;
     side->round = compute == MPT_F32 || compute == o->dtype ? 0 : compute;
@@ -712,7 +708,7 @@ static void mpt__gemm_fold_batch(mpt__gemm *g) {
         const int64_t *s = g->batch_stride[last];
         if (g->batch_size[last] != 1 &&
             (s[1] != 0 || s[0] != g->m * g->a.outer || s[3] != g->m * g->c_row ||
-             (g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
+                (g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
             return;
         }
         g->m *= g->batch_size[last];
@@ -722,8 +718,8 @@ static void mpt__gemm_fold_batch(mpt__gemm *g) {
 }
 
 /* False where the launch is not for this level. data may be NULL: then only sizes count. */
-static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch,
-                           void *const *data) {
+static bool mpt__gemm_read(
+    mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
     const mpt__operand *o = launch->operand;
     const int rank = o[3].rank, row = rank - 2, column = rank - 1;
     const bool biased = o[2].storage != 0;
@@ -781,8 +777,8 @@ static bool mpt__gemm_read(mpt__gemm *g, const mpt__gemm_level *level, const mpt
     return g->level != NULL;
 }
 
-static void mpt__gemm_run_one(const mpt__gemm *g, mpt__pool *pool, char *workspace,
-                              mpt__gemm_watch *watch) {
+static void mpt__gemm_run_one(
+    const mpt__gemm *g, mpt__pool *pool, char *workspace, mpt__gemm_watch *watch) {
     bool dots;
     if (g->k == 0) {
         float zeros[64] = {0};
@@ -813,7 +809,7 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
 /* Whether the products of a batch go to threads whole, rather than each one in pieces. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
     return g->batch_count > 1 &&
-           g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
+        g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
 typedef struct mpt__gemm_batch {
@@ -848,8 +844,8 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
         batch->pool = NULL;
         batch->bytes = mpt__gemm_bytes(g, 1);
         mpt__parallel(pool, g->batch_count,
-                      g->batch_count * (g->m * g->n / g->level->rate * g->k + 1),
-                      mpt__gemm_batch_chunk, batch);
+            g->batch_count * (g->m * g->n / g->level->rate * g->k + 1), mpt__gemm_batch_chunk,
+            batch);
     } else {
         batch->pool = pool;
         batch->bytes = 0;
@@ -859,16 +855,16 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
 
 /* Plain fp32 products of a few rows, columns or steps, for which the rest of this room would ask
    more than they compute; the same sums. False: this is none. data NULL: only says so. */
-static bool mpt__gemm_tiny(const mpt__gemm_level *level, const mpt__launch *launch,
-                           void *const *data) {
+static bool mpt__gemm_tiny(
+    const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
     enum { MOST = 64 };
     const mpt__operand *a = launch->operand, *b = a + 1, *c = a + 3;
     const int64_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
     const bool dots = a->stride[1] == 1 && b->stride[0] == 1 && b->stride[1] != 1;
     if (level->direct == NULL || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
         launch->imm[0] != 1.0 || launch->index[0] != 0 || launch->compute_dtype != MPT_F32 ||
-        a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST ||
-        n > MOST || k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
+        a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST || n > MOST ||
+        k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
         !(dots || b->stride[1] == 1) || !(m <= 16 || n <= 16 || (k <= 32 && !dots)))
         return false;
     if (data == NULL) return true;
@@ -908,8 +904,8 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
     if (watch.refused) mpt__cpu_fall_back(call);
 }
 
-static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
-                                   int threads) {
+static int64_t mpt__gemm_workspace(
+    const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     mpt__gemm g;
     if (mpt__gemm_tiny(level, launch, NULL)) return 0;
     if (!mpt__gemm_read(&g, level, launch, NULL)) return ~0;
@@ -921,9 +917,7 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
 
 /* The kernel of this row is that of a level. */
 static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, mpt__kernel id,
-                                  mpt__cpu_run run,
-                                  int64_t workspace(const mpt__gemm_level *, const mpt__launch *,
-                                                    int)) {
+    mpt__cpu_run run, int64_t workspace(const mpt__gemm_level *, const mpt__launch *, int)) {
     mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run);
     row->level = level;
     row->level_workspace = workspace;

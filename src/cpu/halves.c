@@ -27,7 +27,7 @@ static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
     const int64_t i = chunk * MPT__CHUNK, left = mpt__cpu_numel(launch->operand) - i;
     (void)thread;
     call->routines->stream(launch->function, out + i, x + i, y + i, mpt__cpu_min(MPT__CHUNK, left),
-                        (mpt__real)launch->imm[0]);
+        (mpt__real)launch->imm[0]);
 }
 
 /* False: is no such launch. What replaces an operand is in the caches anyway. */
@@ -45,7 +45,7 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
     }
     mpt__cpu_call work = *call;
     mpt__parallel(call->pool, mpt__cpu_chunks(n, MPT__CHUNK), mpt__cpu_cost(call, n, 2.0),
-                  mpt__cpu_stream_chunk, &work);
+        mpt__cpu_stream_chunk, &work);
     return true;
 }
 
@@ -79,10 +79,9 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
     const mpt__operand *x = &launch->operand[0];
     (void)threads;
     if (x->dtype != MPT_BF16) return 0;
-    const bool slow =
-        launch->kernel == MPT__K_UNARY
-            ? mpt__cpu_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : mpt__cpu_is_slope(launch->function);
+    const bool slow = launch->kernel == MPT__K_UNARY
+        ? mpt__cpu_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
+        : mpt__cpu_is_slope(launch->function);
     if (!slow || mpt__cpu_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }
@@ -105,8 +104,8 @@ static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
 }
 
 /* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
-static void mpt__cpu_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
-                          int64_t n) {
+static void mpt__cpu_find(
+    mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step, int64_t n) {
     int64_t i = 0;
     for (; step == 1 && i + 4 <= n; i += 4) {
         const mpt__real a = table[half[i]], b = table[half[i + 1]];
@@ -116,8 +115,8 @@ static void mpt__cpu_find(mpt__real *to, const mpt__real *table, const uint16_t 
     for (; i < n; i++) to[i] = table[half[i * step]];
 }
 
-static void mpt__cpu_lookup_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                 int64_t n) {
+static void mpt__cpu_lookup_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     const mpt__cpu_walk *from = &map->walk[0];
     const int64_t step = mpt__cpu_inner(&from->loop);
     const int last = map->operands - 1;
@@ -145,8 +144,7 @@ static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int ope
     map.table = (mpt__real *)call->workspace;
     map.call = call, map.operands = operands;
     mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
-                  mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make,
-                  &map);
+        mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make, &map);
     mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
@@ -159,8 +157,8 @@ static void mpt__cpu_unary(const mpt__cpu_call *call) {
 
 /* ==== ReLU's backward ==== */
 
-static void mpt__cpu_gate_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                               int64_t n) {
+static void mpt__cpu_gate_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     int16_t *p[3];
     for (int k = 0; k < 3; k++) {
         const mpt__cpu_walk *w = &map->walk[k];
@@ -170,16 +168,16 @@ static void mpt__cpu_gate_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int
         }
         p[k] = (int16_t *)w->view.data + at[k].offset;
     }
-    map->call->routines->gate(p[2], p[0], p[1], n,
-                              map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    map->call->routines->gate(
+        p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
     mpt__cpu_advance_all(map, at, n);
 }
 
 static bool mpt__cpu_gates(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
     return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate != NULL &&
-           mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
-           o[2].access == MPT__WRITE;
+        mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+        o[2].access == MPT__WRITE;
 }
 
 static void mpt__cpu_binary(const mpt__cpu_call *call) {

@@ -62,10 +62,8 @@ typedef struct mpt__cpu_bit {
 } mpt__cpu_bit;
 
 static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
-                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
-                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
-                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
-                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
+    {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512}, {0, 3, 24, MPT__CPU_AMX_TILE, 0},
+    {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX}, {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
 
 static uint32_t mpt__cpu_features_x86(void) {
     const uint32_t base =
@@ -98,7 +96,7 @@ static uint32_t mpt__cpu_features(void) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
     features = mpt__cpu_features_x86();
 #elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    int bf16 = 0; /* FEAT_BF16 */
+    int bf16 = 0;                                 /* FEAT_BF16 */
 #if defined(__linux__)
     bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
 #elif defined(__APPLE__)
@@ -119,10 +117,10 @@ static uint32_t mpt__cpu_features(void) {
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
-    uint32_t needs; /* MPT__CPU_ bits */
-    bool built;                  /* in this build */
-    const mpt__routines *routines;     /* NULL: those of the slower one */
-    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
+    uint32_t needs;                      /* MPT__CPU_ bits */
+    bool built;                          /* in this build */
+    const mpt__routines *routines;       /* NULL: those of the slower one */
+    const struct mpt__gemm_level *gemm;  /* NULL: none but those that are made of routines */
     const struct mpt__gemm_level *chain; /* NULL, or the reference's products in its vectors */
 } mpt__cpu_level;
 
@@ -214,14 +212,14 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
-                  "auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
+            "auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
         return false;
     }
     if (!level->built) {
         mpt__fail(base, MPT_ERROR_UNSUPPORTED,
-                  "this program was built without the %s kernels; the best it has here is %s "
-                  "(MPT_ISA_AUTO)",
-                  level->name, best);
+            "this program was built without the %s kernels; the best it has here is %s "
+            "(MPT_ISA_AUTO)",
+            level->name, best);
         return false;
     }
     if (isa == MPT_ISA_AMX && !amx) {
@@ -230,8 +228,8 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     }
     if (!mpt__isa_supported(isa, features)) {
         mpt__fail(base, MPT_ERROR_DEVICE,
-                  "this CPU cannot run the %s kernels; the best that it can is %s (MPT_ISA_AUTO)",
-                  level->name, best);
+            "this CPU cannot run the %s kernels; the best that it can is %s (MPT_ISA_AUTO)",
+            level->name, best);
         return false;
     }
     return true;
@@ -376,8 +374,8 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
 }
 #endif
 
-MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
-                                               mpt__backend *backend, mpt_isa *chosen) {
+MPT__SHARED mpt_status mpt__cpu_backend_create(
+    mpt__base *base, mpt_isa isa, int threads, bool amx, mpt__backend *backend, mpt_isa *chosen) {
     uint32_t features =
         mpt__cpu_granted_features(amx && (isa == MPT_ISA_AUTO || isa == MPT_ISA_AMX));
 #ifdef MPTRAIN_EMULATE_AMX
@@ -400,8 +398,8 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int
     return MPT_OK;
 }
 
-MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
-                                      const mpt__convert_table **convert) {
+MPT__SHARED mpt__pool *mpt__cpu_lends(
+    const mpt__backend *backend, const mpt__convert_table **convert) {
     const mpt__cpu *cpu = (const mpt__cpu *)backend->self;
     if (cpu->routines != NULL) *convert = cpu->routines->convert;
     return cpu->pool;

@@ -17,11 +17,11 @@ MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa);
 MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name);
 /* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
    best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
-MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
-                                               mpt__backend *backend, mpt_isa *chosen);
+MPT__SHARED mpt_status mpt__cpu_backend_create(
+    mpt__base *base, mpt_isa isa, int threads, bool amx, mpt__backend *backend, mpt_isa *chosen);
 /* What others may use of it: its threads, and the conversions of its level. */
-MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
-                                      const mpt__convert_table **convert);
+MPT__SHARED mpt__pool *mpt__cpu_lends(
+    const mpt__backend *backend, const mpt__convert_table **convert);
 
 #ifdef MPT__TWO_FILES
 /* Each option is part of a name that the CPU file defines and the other uses: where they differ,

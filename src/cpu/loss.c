@@ -21,8 +21,8 @@ typedef struct mpt__cpu_loss_work {
 } mpt__cpu_loss_work;
 
 /* An operand of rank 1 or 2, or an absent one; returns its first stride. */
-static int64_t mpt__cpu_loss_operand(const mpt__cpu_call *call, int operand, mpt__cpu_view *view,
-                                     int64_t stride[2]) {
+static int64_t mpt__cpu_loss_operand(
+    const mpt__cpu_call *call, int operand, mpt__cpu_view *view, int64_t stride[2]) {
     const mpt__operand *o = &call->launch->operand[operand];
     bool present = call->data[operand] != NULL && o->rank > 0;
     int64_t first = present ? o->stride[0] : 0;
@@ -44,7 +44,7 @@ static mpt__real mpt__cpu_class_weight(const mpt__cpu_loss_work *w, int64_t c) {
 /* Adds up, over the classes, weight (log_sum - x) with log_sum given relative to `most`; or, where
    x is NULL, the weights. */
 static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__cpu_view *view,
-                                       int64_t offset, mpt__real most, mpt__real log_sum) {
+    int64_t offset, mpt__real most, mpt__real log_sum) {
     const mpt__routines *routines = w->call->routines;
     mpt__real x[MPT__BLOCK], weight[MPT__BLOCK];
     mpt__cpu_sum sum;
@@ -67,8 +67,8 @@ static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__c
     return mpt__cpu_sum_total(&sum);
 }
 
-static mpt__cpu_lines mpt__cpu_loss_lines(const mpt__cpu_view *view, const int64_t stride[2],
-                                          int64_t row) {
+static mpt__cpu_lines mpt__cpu_loss_lines(
+    const mpt__cpu_view *view, const int64_t stride[2], int64_t row) {
     mpt__cpu_lines l;
     l.view = *view;
     l.offset = row * stride[0];
@@ -79,8 +79,8 @@ static mpt__cpu_lines mpt__cpu_loss_lines(const mpt__cpu_view *view, const int64
 
 /* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
-static void mpt__cpu_loss_row(const mpt__cpu_loss_work *w, int64_t row, mpt__real most,
-                              mpt__real log_sum) {
+static void mpt__cpu_loss_row(
+    const mpt__cpu_loss_work *w, int64_t row, mpt__real most, mpt__real log_sum) {
     int64_t t = mpt__cpu_target(w, row), offset = row * w->x_stride[0];
     mpt__real weight = 0, loss = 0;
     if (w->from_logits) {
@@ -131,7 +131,7 @@ static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
             mpt__scalar value;
             value.i = t;
             mpt__cpu_raise(w->call, MPT_ERROR_INDEX, rows > 0 ? row / rows : row,
-                           rows > 0 ? row % rows : -1, value, w->classes);
+                rows > 0 ? row % rows : -1, value, w->classes);
         }
     }
 }
@@ -158,13 +158,13 @@ static void mpt__cpu_loss(const mpt__cpu_call *call, bool from_logits) {
     }
     mpt__cpu_check_targets(&w);
     mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
-                  w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
-                  mpt__cpu_loss_chunk, &w);
+        w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
+        mpt__cpu_loss_chunk, &w);
 
     if (launch->reduction == MPT_NONE) {
         for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
             mpt__cpu_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
-                               mpt__cpu_min(MPT__BLOCK, w.rows - at));
+                mpt__cpu_min(MPT__BLOCK, w.rows - at));
         }
         mpt__cpu_put_one(&divisor, 0, 1);
         return;
@@ -203,7 +203,7 @@ typedef struct mpt__cpu_loss_rows {
 
 /* dx = (1 - e) w_t p + e / C (p sum(w) - w) with p = softmax(x), for classes at .. at+n-1. */
 static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_loss_rows *rows,
-                                  int64_t at, int64_t n, mpt__real *dx) {
+    int64_t at, int64_t n, mpt__real *dx) {
     const mpt__routines *routines = w->call->routines;
     const int64_t lines = rows->lines;
     mpt__real p[MPT__BLOCK], smooth = w->smoothing / (mpt__real)w->classes;
@@ -301,8 +301,8 @@ static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) 
     w.weight_sum =
         w.weight.data != NULL ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
     mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
-                  w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
-                  mpt__cpu_loss_backward_chunk, &w);
+        w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
+        mpt__cpu_loss_backward_chunk, &w);
 }
 
 static void mpt__cpu_nll_backward(const mpt__cpu_call *call) {
@@ -330,17 +330,15 @@ enum { MPT__PAIR_OF1 = 4, MPT__PAIR_OF2 = 5 };
 
 /* Puts a function's argument into `to`, then its value. */
 static MPT__FORCE_INLINE void mpt__cpu_pair_word(const mpt__routines *routines,
-                                                 const mpt__real *const in[4], int64_t n, int word,
-                                                 int what, const mpt__real *first, mpt__real *to,
-                                                 mpt__real of(MPT__PAIR_ELEMENT), mpt__real p,
-                                                 mpt__real r) {
+    const mpt__real *const in[4], int64_t n, int word, int what, const mpt__real *first,
+    mpt__real *to, mpt__real of(MPT__PAIR_ELEMENT), mpt__real p, mpt__real r) {
     if (word < 0) return;
     for (int64_t i = 0; i < n; i++)
         to[i] = of(in[0][i], in[1][i], in[2][i], 0, first[i], 0, p, r, what);
     routines->unary[word](to, to, n, 0, 0);
 }
-static MPT__FORCE_INLINE void mpt__cpu_pair(MPT__PAIR_TAKES, int word1, int word2,
-                                            mpt__real of(MPT__PAIR_ELEMENT)) {
+static MPT__FORCE_INLINE void mpt__cpu_pair(
+    MPT__PAIR_TAKES, int word1, int word2, mpt__real of(MPT__PAIR_ELEMENT)) {
     mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};
     mpt__cpu_pair_word(routines, in, n, word1, MPT__PAIR_OF1, first, first, of, p, r);
     mpt__cpu_pair_word(routines, in, n, word2, MPT__PAIR_OF2, first, second, of, p, r);

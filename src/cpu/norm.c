@@ -111,12 +111,12 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
    dy to them: at a level that has such routines. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
     return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
-           w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
-           w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
-           w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
-           (w->view[w->back ? 3 : 6].data == NULL ||
+        w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+        w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
+        w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
+        (w->view[w->back ? 3 : 6].data == NULL ||
             mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
-           mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
+        mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -138,7 +138,7 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
         const bool adds = o->access == MPT__ACCUMULATE;
         w->adds = w->adds || (adds && k == MPT__PART_OUT);
         w->direct = w->direct && o->dtype == dtype && (!adds || k == MPT__PART_OUT) &&
-                    (o->stride[w->step] == 1 || w->length == 1);
+            (o->stride[w->step] == 1 || w->length == 1);
     }
     w->direct =
         w->direct && (mpt__cpu_is_real(dtype) || (w->routines->typed && mpt__cpu_is_half(dtype)));
@@ -156,15 +156,15 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
     w->beyond_cache = mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
-                      w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
-                      (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
-                        (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
-                       63) == 0;
+        w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
+        (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
+             (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
+            63) == 0;
 }
 
 /* A routine on the rows of a block, in pieces that are loaded and converted one after the other. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
-                             const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
+    const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
     const bool sums = word == w->routines->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
     mpt__norm_block one = *b;
@@ -194,7 +194,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
                 if (b->data[k] == NULL) continue;
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
                 mpt__cpu_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
-                             (const mpt__real *)(const void *)one.data[k], n);
+                    (const mpt__real *)(const void *)one.data[k], n);
             }
         }
         for (int k = 0; each && k < 2; k++) b->sum[k][r] += one.total[k];
@@ -205,7 +205,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
 
 /* A routine on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
 static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
-                         const int64_t from[4], int64_t dim, int parts) {
+    const int64_t from[4], int64_t dim, int parts) {
     int64_t at[MPT__PARTS], by[MPT__PARTS];
     b->dtype = w->dtype;
     for (int k = 0; k < MPT__PARTS; k++) {
@@ -224,7 +224,7 @@ static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_b
 
 /* The totals of lines of n elements, by pieces. */
 static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const int64_t from[4],
-                            int64_t rows, int64_t n, int parts, double total[2]) {
+    int64_t rows, int64_t n, int parts, double total[2]) {
     const mpt__real *weight = b->weight;
     int64_t place[4], by = 1;
     total[0] = total[1] = 0;
@@ -255,12 +255,12 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
 /* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
 static bool mpt__norm_is_lost(double squares, double eps) {
     return !mpt__f64_is_finite(squares) ||
-           (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
+        (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
 /* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
-static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows,
-                             int64_t n, mpt__real *mean) {
+static double mpt__norm_wide(
+    const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n, mpt__real *mean) {
     const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
     const int64_t *stride = w->launch->operand[w->part[MPT__PART_X]].stride;
     mpt__real x[MPT__BLOCK];
@@ -272,8 +272,8 @@ static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0, m; i < n; i += m) {
                 m = mpt__cpu_min(MPT__BLOCK, n - i);
-                mpt__cpu_get(view, at + r * stride[w->line] + i * stride[w->step], stride[w->step],
-                             x, m);
+                mpt__cpu_get(
+                    view, at + r * stride[w->line] + i * stride[w->step], stride[w->step], x, m);
                 for (int64_t k = 0; k < m; k++) {
                     const double d = (double)x[k] - middle;
                     total += pass == 0 ? d : d * d;
@@ -328,8 +328,8 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
 }
 
 /* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
-static void mpt__norm_get(const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise,
-                          int64_t n) {
+static void mpt__norm_get(
+    const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         to[i] = view->data != NULL ? mpt__cpu_get_one(view, i) : otherwise;
 }
@@ -346,8 +346,7 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     from[0] = n, from[1] = g;
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
     double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
-    const mpt__real rstd =
-        mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
+    const mpt__real rstd = mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
     if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
     mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
@@ -363,8 +362,8 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
 }
 
 /* Gradients of [n, g]; those of its channels are added to gradient[0], weights, and [1]. */
-static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
-                           mpt__real *const gradient[2]) {
+static void mpt__norm_back(
+    const mpt__norm_work *w, int64_t n, int64_t g, mpt__real *const gradient[2]) {
     const int64_t at = n * w->size[MPT__NORM_G] + g, c = g * w->size[MPT__NORM_C];
     const int reads = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
     const bool centred = w->view[3].data != NULL;
@@ -390,7 +389,7 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
         b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
         mpt__norm_do(w, w->routines->norm_slope, &b, from, w->line,
-                     reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
+            reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
     }
 }
 
@@ -404,8 +403,7 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
 /* A routine on n elements of each of some planes of a sample, from `first` on along dimension dim.
    */
 static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
-                             int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n,
-                             int parts) {
+    int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n, int parts) {
     const int64_t most = word == w->routines->norm_sums ? MPT__NORM_PIECE : n;
     int64_t from[4] = {0, 0, 0, 0};
     from[MPT__NORM_N] = sample, from[dim] = first;
@@ -420,11 +418,11 @@ static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
    without rstd, which comes last. */
 static bool mpt__norm_is_far(const mpt__norm_work *w, mpt__real rstd) {
     return rstd != 0 && !(rstd > 1e-12f && rstd < 1e12f) && !w->adds &&
-           (w->relu || w->part[MPT__PART_MORE] < 0);
+        (w->relu || w->part[MPT__PART_MORE] < 0);
 }
 
-static void mpt__norm_times(const mpt__norm_work *w, const int64_t from[4], int line, int step,
-                            mpt__real factor) {
+static void mpt__norm_times(
+    const mpt__norm_work *w, const int64_t from[4], int line, int step, mpt__real factor) {
     const mpt__cpu_view *view = &w->view[w->part[MPT__PART_OUT]];
     const int64_t *stride = w->launch->operand[w->part[MPT__PART_OUT]].stride;
     mpt__real x[MPT__BLOCK];
@@ -449,8 +447,8 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
 
 /* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
-static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
-                             double n, bool lost) {
+static void mpt__norm_number(
+    mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2], double n, bool lost) {
     const double root = (double)of[MPT__OF_RSTD][c], rstd = lost ? 1 : root;
     of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
     of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
@@ -462,7 +460,7 @@ static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, cons
 /* Groups [begin, end) of sample n, and numbers of their channels one behind the other. Each is
    summed as one row if it lies so. */
 static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t begin,
-                             int64_t end, mpt__real *numbers) {
+    int64_t end, mpt__real *numbers) {
     const int64_t channels = w->size[MPT__NORM_C], *stride = w->launch->operand[w->part[0]].stride;
     const bool whole = stride[MPT__NORM_C] == w->length * stride[MPT__NORM_S];
     const int64_t each = whole ? 1 : channels, dim = whole ? MPT__NORM_G : MPT__NORM_C;
@@ -474,8 +472,8 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
     mpt__real *const sums = close + all, *const squares = sums + all;
     b->mean = close, b->sum[0] = sums, b->sum[1] = squares;
     memset(close, 0, (size_t)(3 * all) * sizeof *close); /* and both sums */
-    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, some,
-                     MPT__PART_BIT(X));
+    mpt__norm_planes(
+        w, w->routines->norm_sums, b, n, dim, begin * each, rows, some, MPT__PART_BIT(X));
     for (int64_t r = 0; r < rows; r += each) {
         double total = 0;
         for (int64_t k = r; k < r + each; k++) total += (double)sums[k];
@@ -484,8 +482,8 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
             sums[k] = squares[k] = 0;
         }
     }
-    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, length,
-                     MPT__PART_BIT(X));
+    mpt__norm_planes(
+        w, w->routines->norm_sums, b, n, dim, begin * each, rows, length, MPT__PART_BIT(X));
     for (int64_t g = 0, c = 0; g < end - begin; g++) {
         const mpt__real *weight = w->weight + (begin + g) * channels - c;
         mpt__real mean = close[g * each];
@@ -507,13 +505,12 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
     if (w->part[MPT__PART_OUT] < 0) return;
     b->mean = means, b->rstd = rstds, b->bias = w->bias + begin * channels;
     mpt__norm_planes(w, w->routines->norm, b, n, MPT__NORM_C, begin * channels, all, w->length,
-                     MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
+        MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
 }
 
 /* Their gradients; those of channels are added to gradient[0], weights, and [1]. */
 static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, int64_t n,
-                                  int64_t begin, int64_t end, mpt__real *numbers,
-                                  mpt__real *const gradient[2]) {
+    int64_t begin, int64_t end, mpt__real *numbers, mpt__real *const gradient[2]) {
     const int64_t channels = w->size[MPT__NORM_C], first = begin * channels;
     const int64_t all = (end - begin) * channels, at = n * w->size[MPT__NORM_G] + begin;
     const int reads = MPT__PART_BIT(X) | MPT__PART_BIT(DY);
@@ -549,7 +546,7 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     if (w->part[MPT__PART_OUT] < 0) return;
     b->weight = weights, b->shift = shifts, b->slope = slopes;
     mpt__norm_planes(w, w->routines->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
-                     reads | MPT__PART_BIT(OUT));
+        reads | MPT__PART_BIT(OUT));
     for (int64_t g = begin; g < end; g++) {
         const int64_t from[4] = {n, g, 0, 0};
         if (mpt__norm_is_far(w, rstds[g - begin]))
@@ -568,8 +565,8 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
 #define mpt__norm_passes(w, begin, end, gradient) ((void)0)
 #else
 
-static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end,
-                             mpt__real *const gradient[2]) {
+static void mpt__norm_passes(
+    const mpt__norm_work *w, int64_t begin, int64_t end, mpt__real *const gradient[2]) {
     const double count = (double)w->length;
     const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
     mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
@@ -610,8 +607,8 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
             b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
             (w->back ? w->routines->norm_slope_next : w->routines->norm_next)(&b);
             if (w->adds)
-                w->routines->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
-                                                  (mpt__real *)(void *)out, kept, w->length, 0, 0);
+                w->routines->binary[MPT__BINARY_ADD](
+                    (mpt__real *)(void *)out, (mpt__real *)(void *)out, kept, w->length, 0, 0);
         }
         if (next != n + ahead) continue;
         double total[2] = {(double)b.total[0], (double)b.total[1]};
@@ -637,13 +634,13 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
 
 #ifndef MPTRAIN_NO_CONV
 /* Of groups as they lie in planes, as many at a time as the nearest cache may keep. */
-static void mpt__norm_groups_task(const mpt__norm_work *w, int64_t chunk, int64_t begin,
-                                  int64_t end, int thread) {
+static void mpt__norm_groups_task(
+    const mpt__norm_work *w, int64_t chunk, int64_t begin, int64_t end, int thread) {
     const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)w->dtype);
     const int64_t row = each * w->length;
     const bool fetches = mpt__cpu_numel(&w->launch->operand[0]) * size >= MPT__NORM_FETCHED &&
-                         row * size <= MPT__NORM_NEAR;
+        row * size <= MPT__NORM_NEAR;
     int64_t most = MPT__NORM_NEAR / size;
     if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
     const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
@@ -701,8 +698,8 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
 
 /* Numbers of each column as the passes of bf16 take them, those of even places of each 32 before
    those of odd ones, or, `back`, as they come from them. */
-static const mpt__real *mpt__norm_paired(const mpt__norm_work *w, const mpt__real *from,
-                                         mpt__real *to, int64_t n, bool back) {
+static const mpt__real *mpt__norm_paired(
+    const mpt__norm_work *w, const mpt__real *from, mpt__real *to, int64_t n, bool back) {
     if (!w->passes || w->dtype != MPT_BF16) return from;
     for (int64_t i = 0; i < n; i += 32)
         for (int64_t k = 0; k < 32; k += 2) {
@@ -724,8 +721,8 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
     if (to->data == NULL) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
-            w->routines->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
-                                              part + (k + by) * step, n, 0, 0);
+            w->routines->binary[MPT__BINARY_ADD](
+                part + k * step, part + k * step, part + (k + by) * step, n, 0, 0);
     mpt__cpu_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
 }
 
@@ -753,7 +750,7 @@ typedef struct mpt__batches_work {
     mpt__norm_work w;
     int pass;
     int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */
-    mpt__real *partial, *of[MPT__OF_COUNT]; /* [chunks, 2, fold C]; [fold C] */
+    mpt__real *partial, *of[MPT__OF_COUNT];                   /* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
 
 /* Rows of few channels that lie one behind the other go by twos, fours ... as if they were one. */
@@ -793,28 +790,28 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
 /* The parts of a pass. */
 static int mpt__batches_parts(const mpt__batches_work *b) {
     static const uint8_t parts[] = {MPT__PART_BIT(X),
-                                    MPT__PART_BIT(X) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT),
-                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE),
-                                    MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) |
-                                        MPT__PART_BIT(OUT) | MPT__PART_BIT(REST)};
+        MPT__PART_BIT(X) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT),
+        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE),
+        MPT__PART_BIT(X) | MPT__PART_BIT(DY) | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT) |
+            MPT__PART_BIT(REST)};
     return parts[b->pass];
 }
 
 /* The pass on rows, or samples, [begin, end) of n channels from `first` on; a sample ends where its
    rows do. */
 static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
-                              int64_t end, int64_t first, int64_t n) {
+    int64_t end, int64_t first, int64_t n) {
     const mpt__routines *routines = b->w.routines;
     const mpt__norm_fn sums = b->w.along_c ? routines->norm_columns : routines->norm_sums;
-    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? routines->norm
-                              : b->pass == MPT__BATCH_SLOPE ? routines->norm_slope
-                                                            : sums;
+    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM ? routines->norm
+        : b->pass == MPT__BATCH_SLOPE                    ? routines->norm_slope
+                                                         : sums;
     const int64_t s = b->fold > 1 ? 1 : b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
     if (!b->w.along_c) {
         for (int64_t row = begin; row < end; row++)
-            mpt__norm_planes(&b->w, word, k, row, MPT__NORM_C, first, n, b->w.length,
-                             mpt__batches_parts(b));
+            mpt__norm_planes(
+                &b->w, word, k, row, MPT__NORM_C, first, n, b->w.length, mpt__batches_parts(b));
         return;
     }
     mpt__norm_work w = b->w;
@@ -825,15 +822,14 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
         begin *= cut, end *= cut, n /= cut;
     }
     const bool nearly = word == sums && b->w.dtype != MPT_F32 &&
-                        mpt__cpu_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
+        mpt__cpu_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
     k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
         k->rows = mpt__cpu_min(end - row, s == 1 ? end - row : s - row % s);
         if (nearly) k->rows = mpt__cpu_min(k->rows, MPT__BATCH_BLOCK / n + 1);
-        mpt__norm_do(&w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
-                     mpt__batches_parts(b));
+        mpt__norm_do(&w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S, mpt__batches_parts(b));
     }
 }
 
@@ -846,7 +842,7 @@ static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
 /* A number near the mean of each channel of a chunk, from the first eighth of its rows or, of a few
    samples, the first elements of each: as MPT__NORM_SOME has it. */
 static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t begin, int64_t end,
-                              int64_t first, int64_t n, mpt__real *mean) {
+    int64_t first, int64_t n, mpt__real *mean) {
     const bool few = !b.w.along_c && end - begin < 8;
     const int64_t rows = few ? end - begin : (end - begin + 7) / 8;
     if (few) b.w.length = MPT__NORM_SOME(b.w.length);
@@ -946,15 +942,14 @@ static void mpt__batches_task(void *work, int64_t task, int thread) {
     mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
 }
 
-static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns,
-                              bool ends) {
+static void mpt__batches_pass(
+    const mpt__cpu_call *call, mpt__batches_work *b, int pass, double ns, bool ends) {
     b->pass = pass;
     for (int k = 0; k < MPT__OF_COUNT; k++)
         for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
             b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
     mpt__parallel(call->pool, b->chunks * b->tiles,
-                  mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns),
-                  mpt__batches_task, b);
+        mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns), mpt__batches_task, b);
     if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
@@ -987,8 +982,7 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     for (int64_t c = 0; c < n && w->back && w->part[MPT__PART_OUT] >= 0; c++) {
         const int64_t from[4] = {0, 0, c, 0};
         const mpt__real rstd = mpt__cpu_get_one(&w->view[4], c);
-        if (mpt__norm_is_far(w, rstd))
-            mpt__norm_times(w, from, MPT__NORM_N, MPT__NORM_S, rstd);
+        if (mpt__norm_is_far(w, rstd)) mpt__norm_times(w, from, MPT__NORM_N, MPT__NORM_S, rstd);
     }
 }
 #endif
@@ -1012,8 +1006,8 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
 }
 
 /* Numbers of all channels where they lie, or converted. */
-static const mpt__real *mpt__norm_numbers(const mpt__cpu_view *view, mpt__real *to,
-                                          mpt__real otherwise, int64_t n) {
+static const mpt__real *mpt__norm_numbers(
+    const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
     if (view->data != NULL && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
     mpt__norm_get(view, to, otherwise, n);
     return to;
@@ -1044,10 +1038,10 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
     w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
     mpt__parallel(call->pool, w.chunks * w.groups, mpt__cpu_cost(call, all, w.back ? 8.0 : 5.0),
-                  mpt__norm_task, &w);
+        mpt__norm_task, &w);
     if (w.back)
         mpt__parallel(call->pool, 2 * mpt__cpu_chunks(groups, MPT__BLOCK),
-                      mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+            mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
 #endif
 

@@ -40,8 +40,8 @@ typedef struct mpt__cpu_gradient_work {
 } mpt__cpu_gradient_work;
 
 /* The sum, or the maximum, of magnitudes. */
-static void mpt__cpu_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
-                                    bool most) {
+static void mpt__cpu_add_magnitudes(
+    double *lane, const float *x, int64_t n, mpt__real multiplier, bool most) {
     for (int64_t i = 0; i < n; i++) {
         double *to = &lane[(size_t)i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
         if (!most)
@@ -189,13 +189,13 @@ MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
 #undef MPT__ANY_UPDATE
 #undef MPT__MOMENTS
 
-static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
-                                    int64_t n) {
+static void mpt__cpu_put_stochastic(
+    const mpt__cpu_update *w, int64_t offset, const mpt__real *x, int64_t n) {
     uint16_t *to = (uint16_t *)w->param.data + offset;
     uint32_t words[MPT__BLOCK];
     const uint64_t first = (uint64_t)(w->before + offset);
-    (first % 4 == 0 ? w->param.routines->random : mpt__random_bits)(w->key, first, (size_t)n,
-                                                                    words);
+    (first % 4 == 0 ? w->param.routines->random : mpt__random_bits)(
+        w->key, first, (size_t)n, words);
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
@@ -282,7 +282,7 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update
         if (!known) w->pace = mpt__pace_of(&w->law, lr, first, step);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK),
-                      mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
+            mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
     }
     mpt__kernel_flushed(call->routines->flushes);
     mpt__cpu_commit(call);
@@ -342,7 +342,7 @@ static void mpt__cpu_average(const mpt__cpu_call *call) {
     w.count = launch->operand[0].shape[0];
     w.weight = (mpt__real)mpt__average_weight(launch->index[0], launch->imm[0], (double)updates->i);
     mpt__parallel(call->pool, mpt__cpu_chunks(w.count, MPT__CHUNK),
-                  mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
+        mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
     if (launch->index[1] == 0) return;
     seen->i = applied->i;
     updates->i++;
@@ -403,8 +403,8 @@ static void mpt__cpu_scalar_or(const mpt__cpu_call *call) {
 static void mpt__cpu_scaler_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     if (!mpt__gate_open(call, 0)) return;
-    mpt__scaler_ends_update(call->scalars, launch->slot, launch->imm, launch->index[0],
-                            launch->index[1] != 0);
+    mpt__scaler_ends_update(
+        call->scalars, launch->slot, launch->imm, launch->index[0], launch->index[1] != 0);
 }
 
 static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
@@ -431,11 +431,10 @@ static int64_t mpt__cpu_first_nonfinite(const mpt__cpu_call *call) {
         const char *p = (const char *)walk.view.data + at.offset * mpt__dtype_info[dtype].bytes;
         const void *data = p;
         n = mpt__cpu_min(mpt__cpu_room(&at, &walk.loop), MPT__BLOCK);
-        bool finite =
-            step == 1 &&
+        bool finite = step == 1 &&
             ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
-             (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
-             (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
+                (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
+                (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
         if (!finite) mpt__load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
         for (int64_t i = 0; !finite && i < n; i++) {
             if (!mpt__f64_is_finite(x[i])) return done + i;
@@ -488,7 +487,7 @@ static void mpt__ref_sum_products(const mpt__product_sums *p) {
 }
 
 static void mpt__ref_add_exp(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n,
-                             mpt__real most, bool differences) {
+    mpt__real most, bool differences) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real difference = x[i] - most, e = mpt__real_exp(difference);
         out[i] = differences ? difference : e;
@@ -512,7 +511,7 @@ static void mpt__ref_add_squares(double *lane, const float *x, int64_t n, mpt__r
 }
 
 static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key,
-                                   uint64_t first, uint32_t threshold, mpt__real factor) {
+    uint64_t first, uint32_t threshold, mpt__real factor) {
     uint32_t words[64];
     for (int64_t at = 0, m; at < n; at += m) {
         m = mpt__cpu_min(64, n - at);
@@ -523,8 +522,7 @@ static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n
 }
 
 static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *from,
-                               int64_t from_step, int64_t rows, int64_t columns,
-                               bool beyond_cache) {
+    int64_t from_step, int64_t rows, int64_t columns, bool beyond_cache) {
     (void)beyond_cache;
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
@@ -539,8 +537,8 @@ static MPT__INLINE void mpt__ref_line(char *to, const char *from, int64_t bytes,
         out[i] += ((const mpt__real *)(const void *)from)[i];
 }
 /* By a function as that one, for 64 bytes. */
-static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
-                                             void line(char *, const char *, int64_t, bool)) {
+static MPT__FORCE_INLINE void mpt__rows_each(
+    const mpt__rows *rows, bool adds, void line(char *, const char *, int64_t, bool)) {
     const mpt__rows r = *rows; /* which no store can change */
     const int64_t *at = r.ids + r.begin * r.id_step;
     char *row = r.rows + r.begin * r.row_step;

@@ -21,8 +21,8 @@ typedef struct mpt__pooling_work {
 } mpt__pooling_work;
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
-static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
-                                   int64_t *end) {
+static int64_t mpt__pooling_bounds(
+    const mpt__pooling_work *w, int d, int64_t i, int64_t *begin, int64_t *end) {
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * in / out;
@@ -37,8 +37,8 @@ static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i,
 }
 
 /* The outputs of dimension d that cover input i: [*begin, *end). */
-static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
-                                int64_t *end) {
+static void mpt__pooling_covers(
+    const mpt__pooling_work *w, int d, int64_t i, int64_t *begin, int64_t *end) {
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * out / in;
@@ -55,16 +55,15 @@ static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int6
 }
 
 /* Takes one element into a maximum, as PyTorch does: a NaN wins over all before it. */
-static MPT__INLINE void mpt__pooling_take(mpt__real x, int64_t at, mpt__real *best,
-                                          int32_t *index) {
+static MPT__INLINE void mpt__pooling_take(
+    mpt__real x, int64_t at, mpt__real *best, int32_t *index) {
     if (!(x > *best) && !mpt__real_is_nan(x)) return;
     *best = x;
     *index = (int32_t)at;
 }
 
 static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t step, int64_t place,
-                              int64_t place_step, const mpt__real *y, const int32_t *index,
-                              int64_t n) {
+    int64_t place_step, const mpt__real *y, const int32_t *index, int64_t n) {
     int32_t *to = (int32_t *)w->view[2].data;
     mpt__cpu_put(&w->view[1], at, step, y, n);
     for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
@@ -86,8 +85,8 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
         }
         for (int64_t h = h0; h < h1; h++) {
             for (int64_t i = w0; i < w1; i++) {
-                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
-                                                  x->stride[1], block, m);
+                const mpt__real *in = mpt__cpu_in(
+                    &w->view[0], mpt__pooling_at(x, n, c, h, i), x->stride[1], block, m);
                 if (!w->most) w->routines->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
                 for (int64_t k = 0; w->most && k < m; k++)
                     mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
@@ -95,7 +94,7 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
         }
         for (int64_t k = 0; !w->most && k < m; k++) best[k] /= (mpt__real)size;
         mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, ow), y->stride[1],
-                          mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
+            mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
     }
 }
 
@@ -111,8 +110,8 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
         mpt__pooling_bounds(w, 1, first, &left, &w1);
         mpt__pooling_bounds(w, 1, first + m - 1, &w0, &w1);
         for (int64_t h = h0; h < h1; h++) {
-            const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
-                                              x->stride[3], block, w1 - left);
+            const mpt__real *in = mpt__cpu_in(
+                &w->view[0], mpt__pooling_at(x, n, c, h, left), x->stride[3], block, w1 - left);
             for (int64_t k = 0; k < m; k++) {
                 int64_t begin, end;
                 mpt__pooling_bounds(w, 1, first + k, &begin, &end);
@@ -131,7 +130,7 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
         for (int64_t k = 0; !w->most && k < m; k++)
             best[k] /= (mpt__real)(high * mpt__pooling_bounds(w, 1, first + k, &w0, &w1));
         mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, first), y->stride[3],
-                          mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
+            mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
     }
 }
 
@@ -148,8 +147,8 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
         for (int64_t oh = h0; oh < h1; oh++) {
             const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
             for (int64_t ow = w0; ow < w1; ow++) {
-                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
-                                                  dy->stride[1], block, m);
+                const mpt__real *in = mpt__cpu_in(
+                    &w->view[0], mpt__pooling_at(dy, n, c, oh, ow), dy->stride[1], block, m);
                 const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
                 const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
                 for (int64_t k = 0; k < m; k++) {
@@ -215,18 +214,17 @@ static bool mpt__pooling_is_two(const mpt__pooling_work *w) {
     bool two = w->routines->windows != NULL && !w->adaptive && w->more->shape[3] < 1 << 23;
     for (int d = 0; d < 2; d++) {
         two = two && w->window[d] == 2 && w->step[d] == 2 && w->padding[d] == 0 &&
-              2 * w->less->shape[2 + d] <= w->more->shape[2 + d];
+            2 * w->less->shape[2 + d] <= w->more->shape[2 + d];
     }
     return two && w->more->dtype == w->less->dtype &&
-           (mpt__cpu_is_real(w->more->dtype) || mpt__cpu_is_half(w->more->dtype)) &&
-           mpt__pooling_is_dense(w->more, w->along_c) &&
-           mpt__pooling_is_dense(w->less, w->along_c) &&
-           (!index || mpt__pooling_is_dense(o, w->along_c));
+        (mpt__cpu_is_real(w->more->dtype) || mpt__cpu_is_half(w->more->dtype)) &&
+        mpt__pooling_is_dense(w->more, w->along_c) && mpt__pooling_is_dense(w->less, w->along_c) &&
+        (!index || mpt__pooling_is_dense(o, w->along_c));
 }
 
 /* What no window covers at the right of lines h.. has no gradient. */
-static void mpt__pooling_rest(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h,
-                              int64_t lines) {
+static void mpt__pooling_rest(
+    const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h, int64_t lines) {
     const int64_t width = w->more->shape[3], covered = 2 * w->less->shape[3];
     for (int64_t end = h + lines; h < end; h++) {
         for (int64_t i = covered; i < width; i++) {
@@ -280,8 +278,8 @@ static void mpt__pooling_task(void *work, int64_t task, int thread) {
     const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
     (void)thread;
     if (!w->along_c) {
-        (back ? mpt__pooling_back_line : mpt__pooling_line)(w, rest / o->shape[1],
-                                                            rest % o->shape[1], rows);
+        (back ? mpt__pooling_back_line : mpt__pooling_line)(
+            w, rest / o->shape[1], rest % o->shape[1], rows);
         return;
     }
     for (int64_t i = 0; i < o->shape[3]; i++)
@@ -311,7 +309,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
         pair[k][1] = launch->index[k] & 0xffffffff;
     }
     w.along_c = w.adaptive || w.more->stride[1] == 1 || w.window[1] > MPT__BLOCK / 2 ||
-                w.step[1] > MPT__BLOCK / 4;
+        w.step[1] > MPT__BLOCK / 4;
     const mpt__operand *o = back ? w.more : w.less;
     int64_t all = mpt__cpu_numel(o), tasks = o->shape[0] * o->shape[2];
     if (all == 0) return;

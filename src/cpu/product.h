@@ -45,8 +45,7 @@ static MPT__UNUSED int64_t mpt__gemm_pixel(const mpt__gemm_image *g, int64_t row
 
 /* Writes rows and columns of such a matrix, from the given ones on, one row behind the other. */
 static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, const char *data,
-                                         int64_t bytes, int64_t row, int64_t rows, int64_t column,
-                                         int64_t columns) {
+    int64_t bytes, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     const int64_t tap = column / g->channels, first = column % g->channels;
     const int64_t ty0 = tap / g->taps[1], tx0 = tap % g->taps[1];
     const int64_t line_step = g->apart[0] * g->step[0], tap_step = g->apart[1] * g->step[1];
@@ -82,9 +81,8 @@ static MPT__UNUSED void mpt__gemm_gather(char *to, const mpt__gemm_image *g, con
 
 /* The part of a side from (outer, k) on; where it is of an image, gathered into `buffer`. */
 static MPT__UNUSED mpt__gemm_side mpt__gemm_part(const mpt__gemm_side *side,
-                                                 const mpt__gemm_image *image, int64_t outer,
-                                                 int64_t count, int64_t k, int64_t depth,
-                                                 char *buffer) {
+    const mpt__gemm_image *image, int64_t outer, int64_t count, int64_t k, int64_t depth,
+    char *buffer) {
     mpt__gemm_side part = *side;
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
     part.data = buffer;
@@ -160,13 +158,13 @@ struct mpt__gemm_level {
        Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
        are not for this level. */
     bool (*pack)(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, int64_t count,
-                 int64_t k, int64_t depth);
+        int64_t k, int64_t depth);
     /* to[0..n) = the n elements at `from`, `step` apart. */
     void (*load)(float *to, const char *from, int64_t step, int64_t n, int dtype, int round);
     /* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself.
        C and the bias are contiguous along N. */
     void (*finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-                   int64_t rows, int64_t columns);
+        int64_t rows, int64_t columns);
     /* What a thread does before its first tile and after its last; NULL: nothing. */
     void (*bracket)(bool begin);
     /* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
@@ -197,8 +195,8 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Narrow rows of C, one behind the other, are put many at a time: `shared` gets their bias as often
    behind itself, and is returned; *last are the columns of the last of the new rows. */
-static MPT__UNUSED const char *mpt__gemm_repeat(float shared[64], const mpt__gemm_side *bias,
-                                                int64_t *rows, int64_t *columns, int64_t *last) {
+static MPT__UNUSED const char *mpt__gemm_repeat(
+    float shared[64], const mpt__gemm_side *bias, int64_t *rows, int64_t *columns, int64_t *last) {
     const int64_t n = *columns, many = mpt__smaller_of(64 / n, *rows), all = *rows * n;
     for (int64_t x = 0; x < n; x++) shared[x] = ((const float *)(const void *)bias->data)[x];
     for (int64_t x = n; x < many * n; x++) shared[x] = shared[x - n];

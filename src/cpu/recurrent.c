@@ -110,8 +110,8 @@ static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
     for (int g = 0; g < gates; g++) {
         part->used = 0;
         const mpt__real *x = from < 0 ? NULL : mpt__cell_in(part, from, g);
-        mpt__cpu_put_block(&part->w->view[to], mpt__cell_place(part, to, g), 1, x ? x : none,
-                           part->n);
+        mpt__cpu_put_block(
+            &part->w->view[to], mpt__cell_place(part, to, g), 1, x ? x : none, part->n);
     }
 }
 
@@ -174,8 +174,8 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
         b.before = mpt__cell_in(part, 3, 0);
         b.kept = mpt__cell_in(part, 4, 0);
         if (w->view[7].data != NULL)
-            b.dc = mpt__cpu_edit(&w->view[7], mpt__cell_place(part, 7, 0), part->room[part->used++],
-                                 part->n);
+            b.dc = mpt__cpu_edit(
+                &w->view[7], mpt__cell_place(part, 7, 0), part->room[part->used++], part->n);
         w->routines->cell_slopes(&b);
     }
     for (int g = 0; g < w->gates; g++) mpt__cell_put(part, 1, g, b.out[g]);
@@ -191,7 +191,7 @@ static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
     (void)thread;
     part.w = w, part.row = row;
     bool over = w->view[lengths].data != NULL &&
-                mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;
+        mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;
     for (part.at = 0; part.at < w->hidden; part.at += part.n) {
         part.n = mpt__cpu_min(w->hidden - part.at, MPT__CELL_BLOCK);
         part.used = 0;

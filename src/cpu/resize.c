@@ -31,8 +31,8 @@ typedef struct mpt__cpu_resize_work {
     const mpt__cpu_source *column;
 } mpt__cpu_resize_work;
 
-static mpt__cpu_source mpt__cpu_source_of(const mpt__cpu_resize_work *w, int axis, int64_t at,
-                                          int64_t size) {
+static mpt__cpu_source mpt__cpu_source_of(
+    const mpt__cpu_resize_work *w, int axis, int64_t at, int64_t size) {
     mpt__real half = (mpt__real)0.5, x = (mpt__real)at * w->step[axis];
     mpt__cpu_source s;
     if (w->way == MPT__RESIZE_CENTERS) x = w->step[axis] * ((mpt__real)at + half) - half;
@@ -49,7 +49,7 @@ static mpt__cpu_source mpt__cpu_source_of(const mpt__cpu_resize_work *w, int axi
 
 /* Where row `row` of a plane begins, and the distance of its elements. */
 static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
-                                  int64_t plane, int64_t row, int64_t *step) {
+    int64_t plane, int64_t row, int64_t *step) {
     const mpt__operand *o = image->operand;
     const int64_t planes = w->run > 1 ? 1 : o->shape[1];
     *step = w->run > 1 ? 1 : o->stride[3];
@@ -57,14 +57,14 @@ static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_
 }
 
 static void mpt__cpu_image_load(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
-                                int64_t plane, int64_t row, mpt__real *to) {
+    int64_t plane, int64_t row, mpt__real *to) {
     int64_t step, begin = mpt__cpu_image_row(w, image, plane, row, &step);
     mpt__cpu_get(&image->view, begin, step, to, image->columns * w->run);
 }
 
 /* out = (1 - share) x + share y */
 static void mpt__cpu_blend(const mpt__routines *routines, mpt__real *out, const mpt__real *x,
-                           const mpt__real *y, mpt__real share, int64_t n) {
+    const mpt__real *y, mpt__real share, int64_t n) {
     mpt__real block[MPT__BLOCK];
     for (int64_t at = 0, some; at < n; at += some) {
         some = mpt__cpu_min(n - at, MPT__BLOCK);
@@ -75,8 +75,8 @@ static void mpt__cpu_blend(const mpt__routines *routines, mpt__real *out, const 
 }
 
 /* Row `row` before, at the columns after. */
-static void mpt__cpu_resize_line(const mpt__cpu_resize_work *w, int64_t plane, int64_t row,
-                                 mpt__real *source, mpt__real *line) {
+static void mpt__cpu_resize_line(
+    const mpt__cpu_resize_work *w, int64_t plane, int64_t row, mpt__real *source, mpt__real *line) {
     const int64_t run = w->run;
     mpt__cpu_image_load(w, &w->from, plane, row, source);
     for (int64_t x = 0; x < w->image.columns; x++) {
@@ -112,8 +112,8 @@ static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
             const int64_t some = mpt__cpu_min(MPT__BLOCK, n - at), to = begin + at * step;
             mpt__real *out = mpt__cpu_out(&w->image.view, to, step, block);
             if (row.weight != 0)
-                mpt__cpu_blend(w->image.view.routines, out, above + at, below + at, row.weight,
-                               some);
+                mpt__cpu_blend(
+                    w->image.view.routines, out, above + at, below + at, row.weight, some);
             else
                 memcpy(out, above + at, (size_t)some * sizeof *out);
             mpt__cpu_put(&w->image.view, to, step, out, some);
@@ -122,8 +122,8 @@ static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
 }
 
 /* Adds the shares of a row's pixels. */
-static void mpt__cpu_resize_add(const mpt__cpu_resize_work *w, const mpt__real *dy, mpt__real *sum,
-                                mpt__real *scaled) {
+static void mpt__cpu_resize_add(
+    const mpt__cpu_resize_work *w, const mpt__real *dy, mpt__real *sum, mpt__real *scaled) {
     const mpt__routines *routines = w->from.view.routines;
     const int64_t run = w->run;
     for (int64_t x = 0; x < w->image.columns; x++) {
@@ -170,8 +170,8 @@ static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread)
         for (int i = 0; i < (row.weight != 0 ? 2 : 1); i++) {
             const int64_t r = (i ? row.second : row.first) - begin;
             if (r < 0 || r >= rows) continue;
-            w->from.view.routines->unary[MPT__UNARY_MUL_SCALAR](share, dy, n_after,
-                                                             i ? row.weight : 1 - row.weight, 0);
+            w->from.view.routines->unary[MPT__UNARY_MUL_SCALAR](
+                share, dy, n_after, i ? row.weight : 1 - row.weight, 0);
             mpt__cpu_resize_add(w, share, sum + r * n, scaled);
         }
     }
@@ -179,7 +179,7 @@ static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread)
         const int64_t to = mpt__cpu_image_row(w, &w->from, plane, begin + r, &step);
         for (int64_t at = 0; at < n; at += MPT__BLOCK)
             mpt__cpu_put(&w->from.view, to + at * step, step, sum + r * n + at,
-                         mpt__cpu_min(MPT__BLOCK, n - at));
+                mpt__cpu_min(MPT__BLOCK, n - at));
     }
 }
 
@@ -196,7 +196,7 @@ static int64_t mpt__cpu_resize_room(const mpt__launch *launch) {
     bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
     int64_t from = launch->operand[backward].shape[3], image = launch->operand[!backward].shape[3];
     return (backward ? MPT__RESIZE_ROWS * from + 2 * image + 1 : from + 2 * image) *
-           mpt__cpu_resize_run(launch);
+        mpt__cpu_resize_run(launch);
 }
 
 static int64_t mpt__cpu_resize_columns(const mpt__launch *launch) {
@@ -206,7 +206,7 @@ static int64_t mpt__cpu_resize_columns(const mpt__launch *launch) {
 
 static int64_t mpt__cpu_resize_workspace(const mpt__launch *launch, int threads) {
     return mpt__cpu_resize_columns(launch) +
-           threads * mpt__cpu_resize_room(launch) * (int64_t)sizeof(mpt__real);
+        threads * mpt__cpu_resize_room(launch) * (int64_t)sizeof(mpt__real);
 }
 
 static mpt__cpu_image mpt__cpu_image_of(const mpt__cpu_call *call, int operand) {
@@ -236,8 +236,8 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
     w.chunks = mpt__cpu_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
     int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
     mpt__parallel(call->pool, planes / w.run * w.chunks,
-                  mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
-                  backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
+        mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
+        backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
 #endif
 

@@ -23,7 +23,7 @@ typedef struct mpt__cpu_reduce_work {
     mpt__binary_fn combine;
     void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
-    mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
+    mpt__real *partial;        /* [outputs, chunks]; unused when there is but one chunk */
     const mpt__launch *launch; /* of SQUARES, which has means or not */
     mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
@@ -31,15 +31,15 @@ typedef struct mpt__cpu_reduce_work {
 /* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
    outputs are the inner loop, which is faster where they lie closer together than what they sum:
    lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
-static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk, int64_t offset,
-                                    int64_t n, mpt__real *result) {
+static void mpt__cpu_reduce_outputs(
+    const mpt__cpu_reduce_work *w, int64_t chunk, int64_t offset, int64_t n, mpt__real *result) {
     const mpt__routines *routines = w->in.view.routines;
     mpt__real lane[MPT__SUM_LANES * MPT__REDUCE_OUTPUTS], x[MPT__BLOCK];
     int64_t first = chunk * MPT__SUM_CHUNK, stride = mpt__cpu_inner(&w->in.loop);
     int64_t left = mpt__cpu_min(MPT__SUM_CHUNK, w->reduced.count - first), m = 0;
     int64_t inner = mpt__cpu_inner(&w->reduced);
     int64_t used = !w->by_columns || left >= MPT__SUM_LANES ? MPT__SUM_LANES
-                   : left > 0                               ? left
+        : left > 0                                          ? left
                                                             : 1; /* lanes */
     mpt__cpu_cursor at;
     lane[0] = w->identity;
@@ -53,13 +53,13 @@ static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk
             mpt__real *to = lane + place * n;
             if (inner == n && stride == 1) /* lines one behind the other, as their lanes are */
                 lines = mpt__cpu_min(mpt__cpu_min(m - i, MPT__SUM_LANES - place), MPT__BLOCK / n);
-            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, lines * n), lines * n, 0,
-                       0);
+            w->combine(
+                to, to, mpt__cpu_in(&w->in.view, from, stride, x, lines * n), lines * n, 0, 0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
-            w->lanes(lane + MPT__SUM_LANES * j, first, mpt__cpu_in(&w->in.view, from, inner, x, m),
-                     m);
+            w->lanes(
+                lane + MPT__SUM_LANES * j, first, mpt__cpu_in(&w->in.view, from, inner, x, m), m);
         }
         mpt__cpu_advance(&at, &w->reduced, m);
     }
@@ -74,8 +74,8 @@ static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk
     memcpy(result, lane, (size_t)n * sizeof *result);
 }
 
-static void mpt__cpu_reduce_put(const mpt__cpu_reduce_work *w, int64_t begin, int64_t n,
-                                mpt__real *result) {
+static void mpt__cpu_reduce_put(
+    const mpt__cpu_reduce_work *w, int64_t begin, int64_t n, mpt__real *result) {
     mpt__cpu_cursor at;
     mpt__cpu_start(&at, &w->out.loop, begin);
     for (int64_t i = 0; w->is_mean && i < n; i++) result[i] /= (mpt__real)w->reduced.count;
@@ -128,8 +128,8 @@ static void mpt__cpu_reduce_loops(const mpt__launch *launch, mpt__cpu_reduce_wor
     mpt__cpu_loop_init(&w->in.loop);
     mpt__cpu_loop_init(&w->reduced);
     for (int d = 0; d < in->rank; d++) {
-        mpt__cpu_loop_add(out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d],
-                          in->stride[d]);
+        mpt__cpu_loop_add(
+            out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d], in->stride[d]);
     }
     mpt__cpu_loop_close(&w->in.loop);
     mpt__cpu_loop_close(&w->reduced);
@@ -180,26 +180,26 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
     mpt__cpu_reduce_kind(call, &w);
     const int64_t outputs = w.in.loop.count, whole = w.reduced.count / MPT__SUM_CHUNK;
     w.by_columns = outputs > 1 && mpt__cpu_inner(&w.in.loop) < mpt__cpu_inner(&w.reduced);
-    const bool many = w.by_columns && mpt__cpu_times(outputs, whole) >=
-                                          2 * MPT__REDUCE_OUTPUTS * mpt__pool_threads(call->pool);
+    const bool many = w.by_columns &&
+        mpt__cpu_times(outputs, whole) >= 2 * MPT__REDUCE_OUTPUTS * mpt__pool_threads(call->pool);
     w.tile = many ? MPT__REDUCE_OUTPUTS : MPT__REDUCE_OUTPUTS / 2;
     const int64_t tiles = mpt__cpu_chunks(outputs, w.tile);
     w.partial = (mpt__real *)call->workspace;
     if (outputs == 0) return;
     mpt__parallel(call->pool, tiles * w.chunks,
-                  mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0),
-                  mpt__cpu_reduce_chunk, &w);
+        mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0), mpt__cpu_reduce_chunk,
+        &w);
     if (w.chunks > 1) {
         mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
-                      mpt__cpu_reduce_finish, &w);
+            mpt__cpu_reduce_finish, &w);
     }
 }
 
 /* ---- Sums of squares beyond fp32 ---- */
 
 /* The largest of `start` and n elements. */
-static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
-                                  mpt__real start) {
+static mpt__real mpt__cpu_maximum(
+    const mpt__routines *routines, const mpt__real *x, int64_t n, mpt__real start) {
     mpt__real lane[MPT__SUM_LANES];
     for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
     routines->max_lanes(lane, 0, x, n);
@@ -216,8 +216,7 @@ static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, c
     mpt__cpu_start(&at, &w->reduced, 0);
     for (int64_t left = w->reduced.count, m; left > 0; left -= m) {
         m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
-        const mpt__real *some =
-            mpt__cpu_in(&w->in.view, from.offset + at.offset, inner, x, m);
+        const mpt__real *some = mpt__cpu_in(&w->in.view, from.offset + at.offset, inner, x, m);
         for (int64_t i = 0; i < m; i++) {
             const double value = (double)some[i] - (mean ? *mean : 0);
             total += mean ? value * value : value;
@@ -227,8 +226,8 @@ static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, c
     return total;
 }
 
-static mpt__real mpt__cpu_wide_squares(const mpt__cpu_reduce_work *w, const mpt__launch *launch,
-                                       int64_t output) {
+static mpt__real mpt__cpu_wide_squares(
+    const mpt__cpu_reduce_work *w, const mpt__launch *launch, int64_t output) {
     mpt__cpu_cursor at;
     double mean = 0;
     if (w->mean.data != NULL) {
@@ -250,7 +249,7 @@ static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real
     mpt__real less[MPT__BLOCK];
     routines->unary[MPT__UNARY_NEG](less, sums, n, 0, 0);
     return mpt__cpu_maximum(routines, less, n, -mpt__real_infinity()) <= -MPT__LEAST_SQUARES &&
-           mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
+        mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
 }
 
 static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
@@ -283,7 +282,7 @@ static void mpt__cpu_squares(const mpt__cpu_call *call) {
     mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
     w.tile = MPT__BLOCK;
     mpt__parallel(call->pool, mpt__cpu_chunks(w.in.loop.count, w.tile),
-                  mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
+        mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
 }
 
 /* ==== Along one dimension ==== */
@@ -338,7 +337,7 @@ static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
 /* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
    that has its full size there. */
 static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, int operands,
-                              int shape_of, int axis, double ns) {
+    int shape_of, int axis, double ns) {
     const mpt__operand *o = call->launch->operand;
     w->routines = call->routines;
     w->operands = operands;
@@ -357,18 +356,18 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
     int64_t lines = w->walk[0].loop.count, rows = mpt__cpu_chunk_rows(w->n);
     if (w->n == 0) return; /* lines without elements can be 2^40 */
     mpt__parallel(call->pool, mpt__cpu_chunks(lines, rows),
-                  mpt__cpu_cost(call, mpt__cpu_times(lines, w->n), ns), mpt__cpu_axis_chunk, w);
+        mpt__cpu_cost(call, mpt__cpu_times(lines, w->n), ns), mpt__cpu_axis_chunk, w);
 }
 
 /* Elements at .. at+n-1 of a line of operand k. */
 static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
-                                         int64_t at, mpt__real *block, int64_t n) {
+    int64_t at, mpt__real *block, int64_t n) {
     return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
 /* n <= the size of x elements of a line, negated where the least is wanted. */
-static const mpt__real *mpt__cpu_argmax_part(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                             int64_t at, mpt__real *x, int64_t n) {
+static const mpt__real *mpt__cpu_argmax_part(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t at, mpt__real *x, int64_t n) {
     const mpt__real *from = mpt__cpu_line_in(w, 0, offset, at, x, n);
     if (!w->least) return from;
     w->routines->unary[MPT__UNARY_NEG](x, from, n, 0, 0);
@@ -376,8 +375,8 @@ static const mpt__real *mpt__cpu_argmax_part(const mpt__cpu_axis_work *w, const 
 }
 
 /* Finds the part of the line that holds the first maximum, then looks into it. */
-static void mpt__cpu_argmax_line(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                 int64_t lines) {
+static void mpt__cpu_argmax_line(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     enum { PART = 128 };
     mpt__real best = -mpt__real_infinity(), x[PART];
     const mpt__real *from;
@@ -410,8 +409,8 @@ static void mpt__cpu_argmax(const mpt__cpu_call *call) {
     mpt__cpu_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
-static void mpt__cpu_scatter_axis_line(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                       int64_t lines) {
+static void mpt__cpu_scatter_axis_line(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     int64_t index = mpt__cpu_get_integer(&w->walk[0].view, offset[0]);
     mpt__real value = mpt__cpu_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
     (void)lines;
@@ -419,7 +418,7 @@ static void mpt__cpu_scatter_axis_line(const mpt__cpu_axis_work *w, const int64_
         bool here = index >= at && index < at + MPT__BLOCK;
         if (here) x[index - at] = value;
         mpt__cpu_put(&w->walk[2].view, offset[2] + at * w->stride[2], w->stride[2], x,
-                     mpt__cpu_min(MPT__BLOCK, w->n - at));
+            mpt__cpu_min(MPT__BLOCK, w->n - at));
         if (here) x[index - at] = 0;
     }
 }
@@ -465,8 +464,8 @@ static void mpt__cpu_scatter_axis(const mpt__cpu_call *call) {
 }
 
 /* Index j of line r of operand k; -1 if it is a bad one. */
-static int64_t mpt__cpu_index_at(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
-                                 int64_t j, int64_t r) {
+static int64_t mpt__cpu_index_at(
+    const mpt__cpu_axis_work *w, int k, const int64_t *offset, int64_t j, int64_t r) {
     const mpt__cpu_walk *walk = &w->walk[k];
     if (walk->view.data == NULL) return w->first + w->step * j;
     int64_t at = offset[k] + j * w->stride[k] + r * mpt__cpu_inner(&walk->loop);
@@ -492,8 +491,8 @@ static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int
     }
 }
 
-static void mpt__cpu_gather_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                  int64_t lines) {
+static void mpt__cpu_gather_lines(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     const mpt__cpu_walk *from = &w->walk[0], *to = &w->walk[2];
     const int64_t run = mpt__cpu_index_run(w, 1, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
@@ -510,15 +509,15 @@ static void mpt__cpu_gather_lines(const mpt__cpu_axis_work *w, const int64_t *of
                 memset(block, 0, (size_t)run * sizeof *block);
             } else {
                 x = mpt__cpu_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
-                                from_step, block, run);
+                    from_step, block, run);
             }
             mpt__cpu_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
         }
     }
 }
 
-static void mpt__cpu_scatter_add_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                       int64_t lines) {
+static void mpt__cpu_scatter_add_lines(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     const mpt__cpu_walk *from = &w->walk[1], *to = &w->walk[2];
     const int64_t run = mpt__cpu_index_run(w, 0, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
@@ -563,8 +562,8 @@ static void mpt__cpu_scatter_add(const mpt__cpu_call *call) {
     mpt__cpu_axis_run(&w, call, 3, 1, axis, 5.0);
 }
 
-static void mpt__cpu_triangle_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                   int64_t n) {
+static void mpt__cpu_triangle_body(
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
     const mpt__launch *launch = map->call->launch;
     const mpt__operand *o = &launch->operand[0];
     const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];
@@ -584,8 +583,8 @@ static void mpt__cpu_triangle(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
-static void mpt__cpu_cumsum_line(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                 int64_t lines) {
+static void mpt__cpu_cumsum_line(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
     double sum = 0;
     (void)lines;
@@ -618,8 +617,8 @@ typedef struct mpt__cpu_rank {
 } mpt__cpu_rank;
 
 /* Whether a must stand before b: equal ones keep their order. */
-static MPT__INLINE bool mpt__cpu_before(const mpt__cpu_rank *a, const mpt__cpu_rank *b,
-                                        bool descending) {
+static MPT__INLINE bool mpt__cpu_before(
+    const mpt__cpu_rank *a, const mpt__cpu_rank *b, bool descending) {
     mpt__real small_one = descending ? b->key : a->key, large_one = descending ? a->key : b->key;
     return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
 }
@@ -650,8 +649,8 @@ static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
     return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
-static void mpt__cpu_argsort_line(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                  int64_t lines) {
+static void mpt__cpu_argsort_line(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     mpt__cpu_rank *places = w->places + 2 * w->room * offset[3];
     const int64_t k = w->size;
     mpt__real block[MPT__BLOCK];
@@ -672,8 +671,8 @@ static void mpt__cpu_argsort_line(const mpt__cpu_axis_work *w, const int64_t *of
     }
     if (count > sorted) mpt__cpu_merge_sort(places, count, w->room, w->reverse);
     for (int64_t i = 0; i < k; i++)
-        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
-                           offset[1] + i * w->stride[1], 1, &places[i].index, 1);
+        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1] + i * w->stride[1], 1,
+            &places[i].index, 1);
 }
 
 static int64_t mpt__cpu_argsort_workspace(const mpt__launch *launch, int threads) {
@@ -703,8 +702,8 @@ typedef struct mpt__cpu_lines {
 } mpt__cpu_lines;
 
 /* Elements at .. at+n-1 of `lines` lines; n * lines <= MPT__BLOCK. */
-static const mpt__real *mpt__cpu_lines_in(const mpt__cpu_lines *l, int64_t lines, int64_t at,
-                                          int64_t n, mpt__real *block) {
+static const mpt__real *mpt__cpu_lines_in(
+    const mpt__cpu_lines *l, int64_t lines, int64_t at, int64_t n, mpt__real *block) {
     mpt__real rows[MPT__BLOCK];
     int64_t offset = l->offset + at * l->stride;
     if (lines == 1) return mpt__cpu_in(&l->view, offset, l->stride, block, n);
@@ -721,14 +720,14 @@ static const mpt__real *mpt__cpu_lines_in(const mpt__cpu_lines *l, int64_t lines
 }
 
 /* Where to compute results that mpt__cpu_lines_put then stores. */
-static mpt__real *mpt__cpu_lines_place(const mpt__cpu_lines *l, int64_t lines, int64_t at,
-                                       mpt__real *block) {
+static mpt__real *mpt__cpu_lines_place(
+    const mpt__cpu_lines *l, int64_t lines, int64_t at, mpt__real *block) {
     if (lines > 1) return block;
     return mpt__cpu_out(&l->view, l->offset + at * l->stride, l->stride, block);
 }
 
-static void mpt__cpu_lines_put(const mpt__cpu_lines *l, int64_t lines, int64_t at, int64_t n,
-                               const mpt__real *x) {
+static void mpt__cpu_lines_put(
+    const mpt__cpu_lines *l, int64_t lines, int64_t at, int64_t n, const mpt__real *x) {
     mpt__real rows[MPT__BLOCK];
     int64_t offset = l->offset + at * l->stride;
     if (lines == 1) {
@@ -749,7 +748,7 @@ static void mpt__cpu_lines_put(const mpt__cpu_lines *l, int64_t lines, int64_t a
 /* out = x - by or x by, with one number in `by` for each line. */
 typedef enum mpt__cpu_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
 static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each what, mpt__real *out,
-                                const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
+    const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
     static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
     static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
@@ -762,8 +761,8 @@ static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each wha
 }
 
 /* The sums over lines: of one line, fed block by block, or of some that are one block. */
-static void mpt__cpu_lines_add(mpt__cpu_sum *sum, const mpt__real *x, int64_t lines, int64_t n,
-                               mpt__real *total) {
+static void mpt__cpu_lines_add(
+    mpt__cpu_sum *sum, const mpt__real *x, int64_t lines, int64_t n, mpt__real *total) {
     mpt__binary_fn add = sum->routines->binary[MPT__BINARY_ADD];
     mpt__real lane[MPT__SUM_LANES * MPT__LINES];
     if (lines == 1) {
@@ -786,8 +785,7 @@ static void mpt__cpu_lines_add(mpt__cpu_sum *sum, const mpt__real *x, int64_t li
    is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
    NaN. */
 static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *to, int64_t lines,
-                                int64_t count, bool differences, mpt__real *most, mpt__real *total,
-                                mpt__real *block) {
+    int64_t count, bool differences, mpt__real *most, mpt__real *total, mpt__real *block) {
     const mpt__routines *routines = l->view.routines;
     mpt__real x[MPT__BLOCK];
     const mpt__real *from = x;
@@ -821,8 +819,8 @@ static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *t
 
 /* ==== Softmax ==== */
 
-static mpt__cpu_lines mpt__cpu_axis_lines(const mpt__cpu_axis_work *w, int k,
-                                          const int64_t *offset) {
+static mpt__cpu_lines mpt__cpu_axis_lines(
+    const mpt__cpu_axis_work *w, int k, const int64_t *offset) {
     mpt__cpu_lines l;
     l.view = w->walk[k].view;
     l.offset = offset[k];
@@ -831,8 +829,8 @@ static mpt__cpu_lines mpt__cpu_axis_lines(const mpt__cpu_axis_work *w, int k,
     return l;
 }
 
-static void mpt__cpu_softmax_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                   int64_t lines) {
+static void mpt__cpu_softmax_lines(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     const mpt__routines *routines = w->routines;
     mpt__cpu_lines from = mpt__cpu_axis_lines(w, 0, offset), to = mpt__cpu_axis_lines(w, 1, offset);
     mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
@@ -848,15 +846,15 @@ static void mpt__cpu_softmax_lines(const mpt__cpu_axis_work *w, const int64_t *o
             const mpt__real *x = mpt__cpu_lines_in(&from, 1, at, n, block);
             routines->add_exp(unused, block, x, n, most[0], w->log);
         }
-        mpt__cpu_lines_each(routines, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines,
-                            n);
+        mpt__cpu_lines_each(
+            routines, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines, n);
         mpt__cpu_lines_put(&to, lines, at, n, out);
     }
 }
 
 /* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
-static void mpt__cpu_softmax_backward_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                            int64_t lines) {
+static void mpt__cpu_softmax_backward_lines(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     const mpt__routines *routines = w->routines;
     mpt__cpu_lines y = mpt__cpu_axis_lines(w, 0, offset), dy = mpt__cpu_axis_lines(w, 1, offset);
     mpt__cpu_lines dx = mpt__cpu_axis_lines(w, 2, offset);
@@ -891,8 +889,8 @@ static void mpt__cpu_softmax_backward_lines(const mpt__cpu_axis_work *w, const i
 }
 
 /* Rows that lie dense, where a level has routines for them. */
-static void mpt__cpu_softmax_rows(const mpt__cpu_axis_work *w, const int64_t *offset,
-                                  int64_t lines) {
+static void mpt__cpu_softmax_rows(
+    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     mpt__real *row[3] = {NULL, NULL, NULL};
     for (int64_t r = 0; r < lines; r++) {
         for (int k = 0; k < w->operands; k++) {
@@ -915,10 +913,10 @@ static void mpt__cpu_softmax_run(const mpt__cpu_call *call, int operands, double
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__cpu_softmax_lines : mpt__cpu_softmax_backward_lines;
     w.dense = call->routines->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
-              o[0].shape[axis] <= MPT__SUM_CHUNK;
+        o[0].shape[axis] <= MPT__SUM_CHUNK;
     for (int k = 0; k < operands; k++) {
         w.dense = w.dense && mpt__cpu_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
-                  o[k].access != MPT__ACCUMULATE;
+            o[k].access != MPT__ACCUMULATE;
     }
     if (w.dense) w.line = mpt__cpu_softmax_rows;
     mpt__cpu_axis_run(&w, call, operands, 0, axis, ns);
@@ -944,8 +942,8 @@ static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i
     return p != NULL ? p + i : NULL;
 }
 /* The numbers of element i of row r become the first ones; a total has one mean. */
-static void mpt__norm_begin_at(mpt__norm_block *one, const mpt__norm_block *b, int64_t r,
-                               int64_t i) {
+static void mpt__norm_begin_at(
+    mpt__norm_block *one, const mpt__norm_block *b, int64_t r, int64_t i) {
     const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
     one->mean = mpt__norm_from(b->mean, of), one->rstd = mpt__norm_from(b->rstd, of);
     one->shift = mpt__norm_from(b->shift, of), one->slope = mpt__norm_from(b->slope, of);
@@ -1066,16 +1064,16 @@ static void mpt__cpu_round(mpt__real *x, int64_t n, int from, int compute) {
 }
 
 /* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
-static void mpt__cpu_gemm_get(const mpt__cpu_gemm_work *w, int operand, int64_t offset,
-                              mpt__real *x, int64_t n) {
+static void mpt__cpu_gemm_get(
+    const mpt__cpu_gemm_work *w, int operand, int64_t offset, mpt__real *x, int64_t n) {
     const mpt__cpu_view *view = &w->view[operand];
     mpt__cpu_get(view, offset, w->row_stride[operand], x, n);
     mpt__cpu_round(x, n, view->dtype, w->launch->compute_dtype);
 }
 
 /* Where element [batch, row, column] of an operand lies. */
-static int64_t mpt__cpu_gemm_at(const mpt__cpu_gemm_work *w, int operand, int64_t batch,
-                                int64_t row, int64_t column) {
+static int64_t mpt__cpu_gemm_at(
+    const mpt__cpu_gemm_work *w, int operand, int64_t batch, int64_t row, int64_t column) {
     const mpt__operand *o = &w->launch->operand[operand], *out = &w->launch->operand[3];
     int64_t offset = row * o->stride[out->rank - 2] + column * o->stride[out->rank - 1];
     for (int d = out->rank - 3; d >= 0; d--) {
@@ -1087,9 +1085,8 @@ static int64_t mpt__cpu_gemm_at(const mpt__cpu_gemm_work *w, int operand, int64_
 
 /* sum += a[rows, k] b[k, columns], k ascending. */
 static void mpt__cpu_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
-                                mpt__real a[MPT__GEMM_M][MPT__GEMM_K],
-                                mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
-                                int64_t columns, int64_t k) {
+    mpt__real a[MPT__GEMM_M][MPT__GEMM_K], mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
+    int64_t columns, int64_t k) {
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t p = 0; p < k; p++) {
             const mpt__real factor = a[i][p];
@@ -1126,18 +1123,14 @@ static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
         }
         if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
         mpt__cpu_put_block(&w->view[3], mpt__cpu_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
-                           sum[i], columns);
+            sum[i], columns);
     }
 }
 
 static void mpt__cpu_gemm(const mpt__cpu_call *call) {
     /* Indexed by mpt_activation. */
-    static const uint8_t activation[] = {0,
-                                         MPT__UNARY_RELU,
-                                         MPT__UNARY_GELU,
-                                         MPT__UNARY_GELU_TANH,
-                                         MPT__UNARY_TANH,
-                                         MPT__UNARY_SIGMOID};
+    static const uint8_t activation[] = {0, MPT__UNARY_RELU, MPT__UNARY_GELU, MPT__UNARY_GELU_TANH,
+        MPT__UNARY_TANH, MPT__UNARY_SIGMOID};
     const mpt__launch *launch = call->launch;
     const mpt__operand *out = &launch->operand[3];
     mpt__cpu_gemm_work w;
@@ -1160,8 +1153,8 @@ static void mpt__cpu_gemm(const mpt__cpu_call *call) {
     for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
     /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
     double cost = (double)batches * (double)w.m * (double)w.n * ((double)w.k * 0.5 + 2);
-    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__cpu_gemm_tile,
-                  &w);
+    mpt__parallel(
+        call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__cpu_gemm_tile, &w);
 }
 
 #endif

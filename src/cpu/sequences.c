@@ -24,8 +24,8 @@ typedef struct mpt__cpu_sequences {
 } mpt__cpu_sequences;
 
 /* The level of its products, NULL: none, go step by step. */
-static const mpt__gemm_level *mpt__sequence_level(const mpt__gemm_level *level, int dtype,
-                                                  int64_t m, int64_t n, int64_t k) {
+static const mpt__gemm_level *mpt__sequence_level(
+    const mpt__gemm_level *level, int dtype, int64_t m, int64_t n, int64_t k) {
     mpt__gemm g;
     memset(&g, 0, sizeof g);
     g.a.dtype = g.b.dtype = dtype;
@@ -35,8 +35,8 @@ static const mpt__gemm_level *mpt__sequence_level(const mpt__gemm_level *level, 
     return level == NULL || level->refuses ? NULL : level;
 }
 
-static bool mpt__sequences_read(mpt__cpu_sequences *s, const mpt__gemm_level *level,
-                                const mpt__launch *launch, int threads) {
+static bool mpt__sequences_read(
+    mpt__cpu_sequences *s, const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     const bool backward = launch->kernel == MPT__K_RECURRENT_BACKWARD;
     const mpt__operand *weight = &launch->operand[backward ? 9 : 1];
     const mpt__operand *gates = launch->operand;
@@ -61,21 +61,21 @@ static bool mpt__sequences_read(mpt__cpu_sequences *s, const mpt__gemm_level *le
     return true;
 }
 
-static int64_t mpt__sequences_workspace(const mpt__gemm_level *level, const mpt__launch *launch,
-                                        int threads) {
+static int64_t mpt__sequences_workspace(
+    const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     mpt__cpu_sequences s;
     if (!mpt__sequences_read(&s, level, launch, threads)) return 0;
     return s.room * threads +
-           mpt__gemm_panels(s.n, s.level->columns) * mpt__gemm_panels(s.k, s.block) * s.b_panel;
+        mpt__gemm_panels(s.n, s.level->columns) * mpt__gemm_panels(s.k, s.block) * s.b_panel;
 }
 
 /* Operand k of a step, from a sequence on. */
-static mpt__cpu_view mpt__sequences_view(const mpt__cpu_sequences *s, int k, int64_t t,
-                                         int64_t row) {
+static mpt__cpu_view mpt__sequences_view(
+    const mpt__cpu_sequences *s, int k, int64_t t, int64_t row) {
     mpt__cpu_view view = s->cells.view[k];
     if (view.data != NULL)
         view.data = (char *)view.data +
-                    (t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
+            (t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
     return view;
 }
 
@@ -88,7 +88,7 @@ typedef struct mpt__sequences_ahead {
 } mpt__sequences_ahead;
 
 static void mpt__sequences_fetch(const mpt__cpu_sequences *s, mpt__sequences_ahead *ahead,
-                                 int64_t rows, mpt__gemm_side *a, int64_t lines) {
+    int64_t rows, mpt__gemm_side *a, int64_t lines) {
     while (ahead->lines <= 0 && ahead->operand < 8) {
         const int k = ahead->operand++;
         if (s->time[k] < s->cells.step[k] * rows) continue;
@@ -103,14 +103,12 @@ static void mpt__sequences_fetch(const mpt__cpu_sequences *s, mpt__sequences_ahe
 
 /* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t is next. */
 static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_side *a,
-                                   int64_t row, int64_t rows, float *c, int64_t ldc, int how,
-                                   char *room, int64_t t) {
+    int64_t row, int64_t rows, float *c, int64_t ldc, int how, char *room, int64_t t) {
     mpt__sequences_ahead ahead = {t, row, 0, 0, NULL};
     const mpt__gemm_level *level = s->level;
     const int64_t panels = mpt__gemm_panels(s->n, level->columns), unit = level->unit;
     const bool in_place = level->in_place && a->dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
-                          a->round == 0 && (a->outer | s->k) % unit == 0 &&
-                          (uintptr_t)a->data % sizeof(float) == 0;
+        a->round == 0 && (a->outer | s->k) % unit == 0 && (uintptr_t)a->data % sizeof(float) == 0;
     const bool next = level->in_place && t >= 0 && t < s->steps;
     for (int64_t k = 0; k < s->k; k += s->block, how |= MPT__GEMM_ADD) {
         const int64_t depth = mpt__smaller_of(s->block, s->k - k);
@@ -135,15 +133,15 @@ static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_
                 of[1].data = of[0].data, of[1].inner = 0;
                 if (next) mpt__sequences_fetch(s, &ahead, rows, of, depth / unit);
                 level->tile(depth, tile[i / s->tile], b, c + i * ldc + at, ldc,
-                            (int)mpt__smaller_of(s->tile, rows - i),
-                            (int)mpt__smaller_of(level->columns, s->n - at), how);
+                    (int)mpt__smaller_of(s->tile, rows - i),
+                    (int)mpt__smaller_of(level->columns, s->n - at), how);
             }
         }
     }
 }
 
-static mpt__gemm_side mpt__sequences_rows(const mpt__cpu_sequences *s, int k,
-                                          const mpt__cpu_view *view) {
+static mpt__gemm_side mpt__sequences_rows(
+    const mpt__cpu_sequences *s, int k, const mpt__cpu_view *view) {
     mpt__gemm_side side = s->weight;
     const int compute = mpt__gemm_dtype(&s->weight);
     side.data = (const char *)view->data;
@@ -153,8 +151,8 @@ static mpt__gemm_side mpt__sequences_rows(const mpt__cpu_sequences *s, int k,
     return side;
 }
 
-static void mpt__sequences_forward(const mpt__cpu_sequences *s, int64_t row, int64_t rows,
-                                   int thread) {
+static void mpt__sequences_forward(
+    const mpt__cpu_sequences *s, int64_t row, int64_t rows, int thread) {
     char *room = s->rooms + thread * s->room;
     float *sums = (float *)(void *)room;
     const int64_t ld = mpt__round_up(s->n, s->level->columns);
@@ -170,7 +168,7 @@ static void mpt__sequences_forward(const mpt__cpu_sequences *s, int64_t row, int
         if (state.data != NULL) {
             const mpt__gemm_side a = mpt__sequences_rows(s, before, &state);
             mpt__sequences_product(s, &a, row, rows, sums, ld, MPT__GEMM_ROOM, room + s->sums,
-                                   t + (s->reverse ? -1 : 1));
+                t + (s->reverse ? -1 : 1));
             c.view[1] = c.view[0];
             c.view[1].data = sums, c.step[1] = ld;
         }
@@ -184,8 +182,8 @@ static void mpt__sequences_forward(const mpt__cpu_sequences *s, int64_t row, int
     }
 }
 
-static void mpt__sequences_backward(const mpt__cpu_sequences *s, int64_t row, int64_t rows,
-                                    int thread) {
+static void mpt__sequences_backward(
+    const mpt__cpu_sequences *s, int64_t row, int64_t rows, int thread) {
     const int cell = s->cells.cell, of = cell == MPT__CELL_GRU ? 2 : 1;
     const int before = cell == MPT__CELL_LSTM ? 4 : 7;
     const bool adds = cell == MPT__CELL_GRU || s->cells.view[8].data != NULL;
@@ -202,7 +200,7 @@ static void mpt__sequences_backward(const mpt__cpu_sequences *s, int64_t row, in
         if (step == 0 && !s->last) return;
         const mpt__gemm_side a = mpt__sequences_rows(s, of, &c.view[of]);
         mpt__sequences_product(s, &a, row, rows, (float *)c.view[6].data, c.step[6],
-                               adds ? MPT__GEMM_ADD : 0, s->rooms + thread * s->room, last);
+            adds ? MPT__GEMM_ADD : 0, s->rooms + thread * s->room, last);
     }
 }
 
@@ -238,11 +236,11 @@ static void mpt__cpu_sequences_run(const mpt__cpu_call *call) {
     for (int64_t k = 0, at = 0; k < s.k; k += s.block)
         for (int64_t j = 0; j < panels; j++, at++)
             s.level->pack(s.panels + at * s.b_panel, true, &s.weight, j * s.level->columns,
-                          mpt__smaller_of(s.level->columns, s.n - j * s.level->columns), k,
-                          mpt__smaller_of(s.block, s.k - k));
+                mpt__smaller_of(s.level->columns, s.n - j * s.level->columns), k,
+                mpt__smaller_of(s.block, s.k - k));
     const int64_t each = s.n * s.k / s.level->rate + 8 * s.n;
     mpt__parallel(call->pool, mpt__gemm_panels(s.batch, s.chunk), s.steps * s.batch * each,
-                  mpt__sequences_chunk, &s);
+        mpt__sequences_chunk, &s);
     mpt__kernel_flushed(true);
 }
 

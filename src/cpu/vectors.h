@@ -38,12 +38,12 @@ static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int
 /* Numbers of channels, and nothing but x, dy and out: what there are loops of its own for. */
 static bool mpt__norm_plain(const mpt__norm_block *b) {
     return b->mode != MPT__NORM_LINES && !b->relu && b->data[MPT__PART_MORE] == NULL &&
-           b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
+        b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
 }
 
 /* A word of the reference on the elements from i on of some rows: less than 16. */
-static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
-                                         int64_t rows, int64_t i) {
+static MPT__NOINLINE void mpt__norm_rest(
+    mpt__norm_fn word, const mpt__norm_block *b, int64_t r, int64_t rows, int64_t i) {
     const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
     mpt__real part[MPT__PARTS][16];
     mpt__norm_block one = *b;

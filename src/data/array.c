@@ -28,7 +28,7 @@ typedef struct {
 
 static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
     return mpt__reject(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
-                       npy->name ? npy->name : "", fault);
+        npy->name ? npy->name : "", fault);
 }
 
 /* The header's text, a Python dictionary, while it is read. */
@@ -74,8 +74,8 @@ static const struct {
     char kind;
     uint8_t width, dtype;
 } mpt__npy_dtypes[] = {{'f', 2, MPT_F16}, {'f', 4, MPT_F32}, {'f', 8, MPT_F64}, {'b', 1, MPT_BOOL},
-                       {'u', 1, MPT_U8},  {'i', 1, MPT_I32}, {'i', 2, MPT_I32}, {'u', 2, MPT_I32},
-                       {'i', 4, MPT_I32}, {'u', 4, MPT_I64}, {'i', 8, MPT_I64}, {'u', 8, MPT_I64}};
+    {'u', 1, MPT_U8}, {'i', 1, MPT_I32}, {'i', 2, MPT_I32}, {'u', 2, MPT_I32}, {'i', 4, MPT_I32},
+    {'u', 4, MPT_I64}, {'i', 8, MPT_I64}, {'u', 8, MPT_I64}};
 
 /* The header of what bytes[size] holds; false with an error recorded. */
 static bool mpt__npy_header(mpt__npy *npy) {
@@ -85,8 +85,8 @@ static bool mpt__npy_header(mpt__npy *npy) {
     int seen = 0;
     if (npy->size < lead || memcmp(p, "\x93NUMPY", 6) != 0 || p[6] < 1 || p[6] > 3)
         return ((npy->size > 6 && p[0] == 0x93) ||
-                mpt__refuse_known(npy->context, npy->path, p, npy->size, MPT__KNOWN_ALL)) &&
-               mpt__npy_fault(npy, "no .npy data of version 1 to 3");
+                   mpt__refuse_known(npy->context, npy->path, p, npy->size, MPT__KNOWN_ALL)) &&
+            mpt__npy_fault(npy, "no .npy data of version 1 to 3");
     uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
     if (length > npy->size - lead) return mpt__npy_fault(npy, "it ends inside its header");
     mpt__npy_text text = {(const char *)p + lead, (const char *)p + lead + length};
@@ -113,8 +113,8 @@ static bool mpt__npy_header(mpt__npy *npy) {
     mpt__npy_take(&text, "");
     if (fault) return mpt__npy_fault(npy, fault);
     if (!good || seen != 7 || text.at < text.end)
-        return mpt__npy_fault(npy,
-                              "its header is not one of plain numbers in at most 8 dimensions");
+        return mpt__npy_fault(
+            npy, "its header is not one of plain numbers in at most 8 dimensions");
     npy->dtype = MPT_DTYPE_NONE;
     for (size_t i = 0; i < sizeof mpt__npy_dtypes / sizeof *mpt__npy_dtypes; i++)
         if (mpt__npy_dtypes[i].kind == npy->kind && mpt__npy_dtypes[i].width == npy->width)
@@ -126,9 +126,8 @@ static bool mpt__npy_header(mpt__npy *npy) {
     if (numel < 1) return mpt__npy_fault(npy, numel < 0 ? mpt__npy_large : "it holds nothing");
     if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
         return mpt__reject(npy->context, FORMAT,
-                           "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it",
-                           npy->path, npy->name ? ", " : "", npy->name ? npy->name : "", numel,
-                           npy->width, (int64_t)left);
+            "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it", npy->path,
+            npy->name ? ", " : "", npy->name ? npy->name : "", numel, npy->width, (int64_t)left);
     npy->elements = p + lead + length;
     return true;
 }
@@ -158,8 +157,8 @@ static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to
 }
 
 /* All elements, in rows, with `*bytes` of memory that the caller releases; NULL with an error. */
-static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind,
-                              size_t *bytes) {
+static uint8_t *mpt__npy_read(
+    const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind, size_t *bytes) {
     mpt__base *base = &npy->context->base;
     int64_t numel = mpt__shape_numel(&npy->shape), size = mpt__dtype_info[to].bytes;
     int64_t index[MPT_MAX_RANK] = {0};
@@ -223,8 +222,8 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
     if (end-- == 0)
         return ((n >= 4 && mpt__load_u32(p) == 0x04034b50u) ||
-                mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
-               mpt__npy_fault(npy, "this is no .npz: it has no directory");
+                   mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
+            mpt__npy_fault(npy, "this is no .npz: it has no directory");
     count = (size_t)mpt__load_little_endian(p + end + 10, 2);
     at = mpt__load_u32(p + end + 16);
     for (; count > 0; count--) {
@@ -238,7 +237,7 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
             memcmp(p + at + length, ".npy", 4) == 0)
             return true;
         at += name + (size_t)mpt__load_little_endian(*entry + 30, 2) +
-              (size_t)mpt__load_little_endian(*entry + 32, 2);
+            (size_t)mpt__load_little_endian(*entry + 32, 2);
     }
     return mpt__npy_fault(npy, "the .npz has no array of this name");
 }
@@ -252,7 +251,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
     if (at > n || n - at < MPT__ZIP_LOCAL || mpt__load_u32(p + at) != 0x04034b50u)
         return mpt__npy_fault(npy, "its place in the .npz is damaged, or it is zip64");
     at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
-          (size_t)mpt__load_little_endian(p + at + 28, 2);
+        (size_t)mpt__load_little_endian(p + at + 28, 2);
     if ((method != 0 && method != 8) || (entry[8] & 1))
         return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
     if (at > n || packed > n - at || (method == 0 && packed != size) ||
@@ -270,7 +269,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
     }
     mpt__crc32_init(z->crc_table);
     return mpt__crc32(z->crc_table, npy->bytes, size) == mpt__load_u32(entry + 16) ||
-           mpt__npy_fault(npy, "it does not match its checksum");
+        mpt__npy_fault(npy, "it does not match its checksum");
 }
 
 /* An array of an open file; `name` is NULL in an npy. */
@@ -282,8 +281,8 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
     if (name) {
         const uint8_t *entry = NULL;
         mpt__inflate *z = mpt__zip_find(file, npy, &entry)
-                              ? (mpt__inflate *)mpt__host_new(file->context, sizeof *z)
-                              : NULL;
+            ? (mpt__inflate *)mpt__host_new(file->context, sizeof *z)
+            : NULL;
         bool good = z && mpt__zip_read(file, npy, entry, z);
         mpt__host_free(file->context, z, sizeof *z);
         if (!good) return false;
@@ -299,13 +298,13 @@ mpt_tensor mpt_numpy_tensor(mpt_context *ctx, const char *path, const char *name
     mpt_tensor made = mpt__null(ctx);
     if (!mpt__enter(ctx, "mpt_numpy_tensor") || mpt__no_data_files(ctx)) return made;
     uint8_t *data = mpt__npz_open(&file, ctx, path) && mpt__npy_open(&file, name, &npy)
-                        ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
-                        : NULL;
+        ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
+        : NULL;
     mpt__tensor *tensor =
         data ? mpt__tensor_new(ctx, npy.dtype, &npy.shape, MPT_MEMORY_ACTIVATION) : NULL;
     if (tensor)
-        made = mpt__tensor_done(ctx, tensor,
-                                mpt__upload(ctx, tensor->storage, 0, data, (int64_t)bytes));
+        made = mpt__tensor_done(
+            ctx, tensor, mpt__upload(ctx, tensor->storage, 0, data, (int64_t)bytes));
     mpt__host_free(ctx, data, bytes);
     mpt__npz_close(&file);
     return made;
@@ -318,14 +317,13 @@ static mpt_dtype mpt__npy_target(mpt_dtype dtype) {
 
 /* A part of samples, all of it in owned[part]. */
 static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t count,
-                          mpt_user_dataset_config *samples, uint8_t **data, size_t *bytes) {
+    mpt_user_dataset_config *samples, uint8_t **data, size_t *bytes) {
     mpt__npy npy;
     if (!mpt__npy_open(file, name, &npy)) return false;
     if (npy.shape.rank < 1 || (part && npy.shape.dim[0] != count))
         return mpt__reject(file->context, FORMAT,
-                           "%s%s%s: its shape is %S; the first dimension counts samples%s",
-                           file->path, name ? ", " : "", name ? name : "", &npy.shape,
-                           part ? ", as many as inputs" : "");
+            "%s%s%s: its shape is %S; the first dimension counts samples%s", file->path,
+            name ? ", " : "", name ? name : "", &npy.shape, part ? ", as many as inputs" : "");
     mpt_dtype dtype = part ? mpt__npy_target(npy.dtype) : npy.dtype;
     *data = mpt__npy_read(&npy, dtype, MPT_MEMORY_DATA, bytes);
     samples->count = npy.shape.dim[0];
@@ -338,8 +336,8 @@ static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t co
 }
 
 /* From a file of each, or from one with both names. */
-static mpt_dataset mpt__npy_dataset(mpt_context *ctx, const char *const paths[2],
-                                    const char *const names[2]) {
+static mpt_dataset mpt__npy_dataset(
+    mpt_context *ctx, const char *const paths[2], const char *const names[2]) {
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;
     mpt__npz file;
@@ -347,7 +345,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *ctx, const char *const paths[2]
     size_t bytes[2] = {0, 0};
     mpt__zero(samples);
     bool good = mpt__npz_open(&file, ctx, paths[0]) &&
-                mpt__npy_part(&file, names[0], 0, 0, &samples, &data[0], &bytes[0]);
+        mpt__npy_part(&file, names[0], 0, 0, &samples, &data[0], &bytes[0]);
     if (good && (paths[1] || names[1])) {
         if (paths[1]) {
             mpt__npz_close(&file);
@@ -406,23 +404,23 @@ typedef struct {
 } mpt__raw;
 
 static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-                          void *input, void *target, char *error) {
+    void *input, void *target, char *error) {
     const mpt__raw *raw = (const mpt__raw *)dataset->state;
     (void)seed, (void)work;
     for (int i = 0; i < 2; i++) {
         void *to = i ? target : input;
         if (to && raw->part[i].path &&
             !mpt__file_part(dataset->base, raw->part[i].path,
-                            raw->part[i].offset + at * raw->part[i].stride,
-                            i ? dataset->target_bytes : dataset->input_bytes, to, error))
+                raw->part[i].offset + at * raw->part[i].stride,
+                i ? dataset->target_bytes : dataset->input_bytes, to, error))
             return false;
     }
     return true;
 }
 
 /* How many samples of `bytes` a file holds, -1 with an error recorded. */
-static int64_t mpt__raw_count(mpt_context *ctx, const char *path, int64_t offset, int64_t *stride,
-                              size_t bytes) {
+static int64_t mpt__raw_count(
+    mpt_context *ctx, const char *path, int64_t offset, int64_t *stride, size_t bytes) {
     mpt__reader file;
     if (!mpt__reader_open_up_to(&file, ctx, path, INT64_MAX)) return -1;
     bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
@@ -433,8 +431,8 @@ static int64_t mpt__raw_count(mpt_context *ctx, const char *path, int64_t offset
         file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
         return (file.size - offset - (int64_t)bytes) / *stride + 1;
     mpt__error(ctx, FORMAT,
-               "%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
-               (int64_t)bytes, *stride, offset, file.size);
+        "%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
+        (int64_t)bytes, *stride, offset, file.size);
     return -1;
 }
 
@@ -459,7 +457,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config
         raw->part[i].offset = i ? config->target_offset : config->offset;
         raw->part[i].stride = i ? config->target_stride : config->stride;
         int64_t count = mpt__raw_count(ctx, text, raw->part[i].offset, &raw->part[i].stride,
-                                       i ? dataset->target_bytes : dataset->input_bytes);
+            i ? dataset->target_bytes : dataset->input_bytes);
         if (i == 0 && config->count == 0 && count > 0) dataset->count = count;
         if (count >= 0 && count < dataset->count)
             mpt__error(ctx, FORMAT, "%s: %lld samples, expected %lld", text, count, dataset->count);

@@ -60,8 +60,8 @@ static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, s
 }
 
 /* fp32 to F32, F16 or BF16; `to` is aligned for its dtype. */
-static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype dtype,
-                                   const float *from, void *to, size_t n) {
+static void mpt__elements_from_f32(
+    const mpt__convert_table *convert, mpt_dtype dtype, const float *from, void *to, size_t n) {
     if (dtype == MPT_F32) memcpy(to, from, n * sizeof *from);
     if (dtype == MPT_F16) convert->f32_to_f16(from, (uint16_t *)to, n);
     if (dtype == MPT_BF16) convert->f32_to_bf16(from, (uint16_t *)to, n);
@@ -72,8 +72,8 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
 
 /* Heap sort of what stands for things in `of`. */
-static MPT__UNUSED void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before,
-                                     const void *of) {
+static MPT__UNUSED void mpt__sort_by(
+    int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
     for (int64_t begin = count / 2, end = count; end > 1;) {
         if (begin > 0) {
             begin--;
@@ -97,7 +97,7 @@ typedef struct mpt__dataset mpt__dataset;
 /* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
    aligned; `target` may be NULL. Any thread. */
 typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-                             void *input, void *target, char *error);
+    void *input, void *target, char *error);
 
 enum { MPT__OWNED = 4 };
 
@@ -120,7 +120,7 @@ struct mpt__dataset {
     void *owned[MPT__OWNED];         /* what of that came from the allocator */
     size_t owned_bytes[MPT__OWNED];
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
-                   size_t error_size);
+        size_t error_size);
     void *user;
     mpt__make_fn make;
     const void *state; /* of make, in owned[0] */
@@ -145,8 +145,8 @@ static void mpt__dataset_release(mpt_context *ctx, void *object) {
         mpt__dataset_release(ctx, dataset->parent);
     else if (dataset->source)
         mpt__dataset_release(ctx, dataset->source);
-    mpt__release(&ctx->base, dataset->indices, (size_t)dataset->count * sizeof(int64_t),
-                 MPT_MEMORY_DATA);
+    mpt__release(
+        &ctx->base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
     for (int i = 0; i < MPT__OWNED; i++)
         mpt__release(&ctx->base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
     mpt__host_free(ctx, dataset, sizeof *dataset);
@@ -157,8 +157,8 @@ static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset)
     if (dataset) {
         if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
             PTRDIFF_MAX / 64 - 4)
-            mpt__error(ctx, SHAPE,
-                       "one sample, and what it takes to make it, are more than memory holds");
+            mpt__error(
+                ctx, SHAPE, "one sample, and what it takes to make it, are more than memory holds");
         else
             dataset->id.slot = mpt__object_new(ctx, MPT__DATASET, dataset, &dataset->id.generation);
         if (dataset->id.slot) return mpt__dataset_handle(ctx, dataset);
@@ -170,20 +170,20 @@ static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset)
 /* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
    `count` samples overflow. */
 static bool mpt__sample_size(mpt_context *ctx, const char *what, mpt_dtype dtype,
-                             const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
+    const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
     int64_t size = mpt__dtype_info[dtype].bytes;
     if (shape->rank < 0 || shape->rank >= MPT_MAX_RANK)
         return mpt__reject(ctx, SHAPE,
-                           "%s shape of rank %d: samples have rank 0 to %d, a batch has one more",
-                           what, shape->rank, MPT_MAX_RANK - 1);
+            "%s shape of rank %d: samples have rank 0 to %d, a batch has one more", what,
+            shape->rank, MPT_MAX_RANK - 1);
     for (int i = 0; i < shape->rank; i++)
         if (shape->dim[i] < 1)
-            return mpt__reject(ctx, SHAPE, "%s shape %S: every dimension must be at least 1", what,
-                               shape);
+            return mpt__reject(
+                ctx, SHAPE, "%s shape %S: every dimension must be at least 1", what, shape);
     *numel = mpt__shape_numel(shape);
     if (*numel < 0 || *numel > PTRDIFF_MAX / size / count)
         return mpt__reject(ctx, SHAPE, "%s: %lld samples of shape %S are more than memory holds",
-                           what, count, shape);
+            what, count, shape);
     *bytes = (size_t)(*numel * size);
     return true;
 }
@@ -194,28 +194,28 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
 
 /* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
    at once. */
-static mpt__dataset *mpt__dataset_new(mpt_context *ctx, const mpt_user_dataset_config *config,
-                                      bool held) {
+static mpt__dataset *mpt__dataset_new(
+    mpt_context *ctx, const mpt_user_dataset_config *config, bool held) {
     mpt_dtype dtype = config->dtype, target = config->target_dtype;
     int64_t count = held ? config->count : 1;
     mpt__dataset made;
     mpt__zero(made);
     if (config->count < 1)
-        mpt__error(ctx, ARGUMENT, "count is %lld; a dataset has at least one sample",
-                   config->count);
+        mpt__error(
+            ctx, ARGUMENT, "count is %lld; a dataset has at least one sample", config->count);
     else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
-             dtype == MPT_F8E5M2)
+        dtype == MPT_F8E5M2)
         mpt__error(ctx, DTYPE,
-                   "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
+            "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
     else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
         mpt__error(ctx, DTYPE, "target dtype %D: targets are i64 class numbers, or f32, f16, bf16",
-                   target);
+            target);
     if (!mpt__ok(ctx) ||
-        !mpt__sample_size(ctx, "input", dtype, &config->shape, count, &made.numel,
-                          &made.input_bytes) ||
+        !mpt__sample_size(
+            ctx, "input", dtype, &config->shape, count, &made.numel, &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
-         !mpt__sample_size(ctx, "target", target, &config->target_shape, count, &made.target_numel,
-                           &made.target_bytes)))
+            !mpt__sample_size(ctx, "target", target, &config->target_shape, count,
+                &made.target_numel, &made.target_bytes)))
         return NULL;
     made.base = &ctx->base;
     made.references = 1;
@@ -250,8 +250,7 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
    with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
    `scratch`: mpt__scratch_bytes. Any thread. */
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
-                                    uint8_t *scratch, void *input, void *target,
-                                    char error[MPT__SAMPLE_ERROR]) {
+    uint8_t *scratch, void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
     int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
     size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
     error[0] = 0;
@@ -260,10 +259,10 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
     else if (!target && scratch)
         target = scratch + mpt__scratch_target(dataset);
     if (dataset->make)
-        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset), input,
-                             target, error)
-                   ? input
-                   : NULL;
+        return dataset->make(
+                   dataset, own, seed, scratch + mpt__scratch_work(dataset), input, target, error)
+            ? input
+            : NULL;
     if (!dataset->inputs) {
         bool good =
             dataset->sample(dataset->user, own, seed, input, target, error, MPT__SAMPLE_ERROR);
@@ -309,8 +308,8 @@ static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float va
     return scaled;
 }
 
-static void mpt__delivery_begin(mpt_context *ctx, mpt__delivery *delivery,
-                                const mpt__dataset *dataset, mpt_dtype to) {
+static void mpt__delivery_begin(
+    mpt_context *ctx, mpt__delivery *delivery, const mpt__dataset *dataset, mpt_dtype to) {
     mpt__zero(*delivery);
     delivery->convert = ctx->convert;
     delivery->from = dataset->dtype;
@@ -346,8 +345,8 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
             mpt__elements_to_f32(delivery->from, bytes + done * size, block, take);
             for (size_t i = 0; delivery->normalised && i < take; i++)
                 block[i] = mpt__normalised(delivery, block[i]);
-            mpt__elements_from_f32(delivery->convert, delivery->to, block,
-                                   (uint8_t *)to + done * step, take);
+            mpt__elements_from_f32(
+                delivery->convert, delivery->to, block, (uint8_t *)to + done * step, take);
         }
     }
 }
@@ -355,8 +354,8 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
 /* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
    state must be that of MPT__PLAIN_FLOATS. */
 static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
-                               int64_t index, uint64_t seed, uint8_t *scratch, void *input,
-                               void *target, char error[MPT__SAMPLE_ERROR]) {
+    int64_t index, uint64_t seed, uint8_t *scratch, void *input, void *target,
+    char error[MPT__SAMPLE_ERROR]) {
     void *room = input && delivery->copies ? input : scratch;
     const void *values = mpt__sample_read(dataset, index, seed, scratch, room, target, error);
     if (input && values && values != input)
@@ -379,7 +378,7 @@ mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
 
 /* The caller's memory, or a copy of it in owned[part]; NULL with an error recorded. */
 static const uint8_t *mpt__data_take(mpt_context *ctx, mpt__dataset *dataset, int part,
-                                     const void *from, size_t sample_bytes, bool copy) {
+    const void *from, size_t sample_bytes, bool copy) {
     size_t bytes = (size_t)dataset->count * sample_bytes;
     if (!copy || !from) return (const uint8_t *)from;
     dataset->owned_bytes[part] = bytes;
@@ -412,7 +411,7 @@ mpt_dataset mpt_memory_dataset(mpt_context *ctx, const mpt_memory_dataset_config
     if (!mpt__enter(ctx, "mpt_memory_dataset")) return mpt__dataset_handle(ctx, NULL);
     if (!config || !config->inputs) {
         mpt__error(ctx, ARGUMENT, "%s is NULL; a dataset needs its inputs",
-                   config ? "config->inputs" : "config");
+            config ? "config->inputs" : "config");
     } else if (config->targets && config->target_dtype == MPT_DTYPE_NONE) {
         mpt__error(ctx, DTYPE, "config->targets is given without a target_dtype");
     } else {
@@ -433,8 +432,8 @@ mpt_dataset mpt_user_dataset(mpt_context *ctx, const mpt_user_dataset_config *co
 
 /* Samples first .. first+count-1, or those of `order` (count indices into `dataset`), of a dataset;
    a subset of a subset refers to what both stem from. NULL with an error recorded. */
-static mpt__dataset *mpt__subset_new(mpt_context *ctx, mpt__dataset *dataset, int64_t first,
-                                     const int64_t *order, int64_t count) {
+static mpt__dataset *mpt__subset_new(
+    mpt_context *ctx, mpt__dataset *dataset, int64_t first, const int64_t *order, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int64_t);
     mpt__dataset *subset = (mpt__dataset *)mpt__host_new(ctx, sizeof *subset);
     if (!subset) return NULL;
@@ -469,8 +468,8 @@ mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
     if (!whole) return mpt__dataset_handle(ctx, NULL);
     if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
         mpt__error(ctx, INDEX,
-                   "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
-                   count, first, whole->count);
+            "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty", count,
+            first, whole->count);
     } else {
         subset = mpt__subset_new(ctx, whole, first, NULL, count);
     }
@@ -479,14 +478,14 @@ mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
 
 /* The sizes of the parts: n * fraction rounded down, what is left over dealt out from the first
    part on, as PyTorch does. False with an error recorded. */
-static bool mpt__split_sizes(mpt_context *ctx, int64_t total, const double *fractions, int n,
-                             int64_t *sizes) {
+static bool mpt__split_sizes(
+    mpt_context *ctx, int64_t total, const double *fractions, int n, int64_t *sizes) {
     double sum = 0.0;
     int64_t left = total;
     for (int i = 0; i < n; i++) {
         if (!(fractions[i] > 0.0 && fractions[i] <= 1.0))
-            return mpt__reject(ctx, ARGUMENT, "fraction %d is %g; fractions lie in (0, 1]", i,
-                               fractions[i]);
+            return mpt__reject(
+                ctx, ARGUMENT, "fraction %d is %g; fractions lie in (0, 1]", i, fractions[i]);
         sum += fractions[i];
         sizes[i] = (int64_t)((double)total * fractions[i]);
         if (sizes[i] > left) sizes[i] = left;
@@ -498,15 +497,15 @@ static bool mpt__split_sizes(mpt_context *ctx, int64_t total, const double *frac
     for (int i = 0; i < n; i++)
         if (sizes[i] == 0)
             return mpt__reject(ctx, ARGUMENT, "part %d (fraction %g) of %lld samples is empty", i,
-                               fractions[i], total);
+                fractions[i], total);
     return true;
 }
 
 #define MPT__SPLIT_PARTS 64
 #define MPT__SPLIT_STREAM UINT64_C(0x73706c6974) /* "split": apart from the orders of loaders */
 
-mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n, uint64_t seed,
-                            mpt_dataset *parts) {
+mpt_status mpt_random_split(
+    mpt_dataset dataset, const double *fractions, int n, uint64_t seed, mpt_dataset *parts) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = dataset.context;
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
@@ -517,8 +516,7 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
     if (!whole) return mpt__status_of(ctx);
     if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
         return mpt__error(ctx, ARGUMENT,
-                          "a split needs fractions, parts and n from 1 to %d; n is %d",
-                          MPT__SPLIT_PARTS, n);
+            "a split needs fractions, parts and n from 1 to %d; n is %d", MPT__SPLIT_PARTS, n);
     if (!mpt__split_sizes(ctx, whole->count, fractions, n, sizes)) return ctx->base.status;
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
     int64_t *order = (int64_t *)mpt__host_array(ctx, whole->count, sizeof *order);
@@ -538,8 +536,8 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
 /* False with an error recorded for what mpt_table_load gives. */
 static bool mpt__dataset_filled(mpt_context *ctx, const mpt__dataset *dataset) {
     return dataset->count > 0 ||
-           mpt__reject(ctx, STATE,
-                       "a table of mpt_table_load has no samples: it tells what others are like");
+        mpt__reject(
+            ctx, STATE, "a table of mpt_table_load has no samples: it tells what others are like");
 }
 
 int64_t mpt_dataset_size(mpt_dataset dataset) {
@@ -571,16 +569,15 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     if (!found) return mpt__status_of(ctx);
     if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
         return mpt__error(ctx, ARGUMENT,
-                          "mean %g, deviation %g: both must be finite and the deviation positive",
-                          mean, deviation);
+            "mean %g, deviation %g: both must be finite and the deviation positive", mean,
+            deviation);
     if (mpt__dataset_whole(found))
         return mpt__error(ctx, DTYPE,
-                          "%D inputs are delivered as they are and cannot be normalised",
-                          found->dtype);
+            "%D inputs are delivered as they are and cannot be normalised", found->dtype);
     if (found->loaders > 0)
         return mpt__error(ctx, STATE,
-                          "a loader already delivers from this dataset; call mpt_normalize before "
-                          "mpt_loader_create");
+            "a loader already delivers from this dataset; call mpt_normalize before "
+            "mpt_loader_create");
     found->normalised = true;
     found->mean = (float)mean;
     found->deviation = (float)deviation;
@@ -615,8 +612,8 @@ static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *value
 }
 
 /* One pass over all samples; false with an error recorded. */
-static bool mpt__tally_pass(mpt_context *ctx, const mpt__dataset *dataset, uint8_t *scratch,
-                            mpt__tally *tally) {
+static bool mpt__tally_pass(
+    mpt_context *ctx, const mpt__dataset *dataset, uint8_t *scratch, mpt__tally *tally) {
     char error[MPT__SAMPLE_ERROR];
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
@@ -652,7 +649,7 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
 
 /* Sample `index`, its input as `to`, into what is not NULL. */
 static mpt_status mpt__sample_out(mpt_context *ctx, const mpt__dataset *found, int64_t index,
-                                  mpt_dtype to, void *input, void *target) {
+    mpt_dtype to, void *input, void *target) {
     MPT__PLAIN_FLOATS;
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
@@ -671,15 +668,15 @@ mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input, int64_t 
     if (!found) return mpt__status_of(dataset.context);
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
         return mpt__error_of(dataset.context,
-                             found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
-                             "%lld targets (%D %S), room for one class number; mpt_sample_into "
-                             "gives them, NULL for target none",
-                             found->target_numel, found->target_dtype, &found->target_shape);
+            found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
+            "%lld targets (%D %S), room for one class number; mpt_sample_into "
+            "gives them, NULL for target none",
+            found->target_numel, found->target_dtype, &found->target_shape);
     return mpt__sample_out(dataset.context, found, index, MPT_F32, input, target);
 }
 
 mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size_t input_bytes,
-                           void *target, size_t target_bytes, mpt_sample_sizes *sizes) {
+    void *target, size_t target_bytes, mpt_sample_sizes *sizes) {
     mpt_sample_sizes need;
     if (!sizes) sizes = &need;
     mpt__zero(*sizes);
@@ -693,9 +690,9 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
     sizes->target_bytes = found->target_bytes;
     if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
         return mpt__error(dataset.context, ARGUMENT,
-                          "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
-                          (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
-                          (uint64_t)sizes->target_bytes);
+            "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
+            (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
+            (uint64_t)sizes->target_bytes);
     if (!input && !target) return MPT_OK;
     return mpt__sample_out(dataset.context, found, index, sizes->dtype, input, target);
 }
@@ -724,8 +721,8 @@ static void mpt__reader_close(mpt__reader *file) {
 }
 
 /* A file of `most` bytes or less. */
-static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *ctx, const char *path,
-                                   int64_t most) {
+static bool mpt__reader_open_up_to(
+    mpt__reader *file, mpt_context *ctx, const char *path, int64_t most) {
     const mpt_io *io = mpt__io(&ctx->base);
     file->context = ctx;
     file->path = path;
@@ -736,8 +733,8 @@ static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *ctx, const ch
     file->size = mpt__io(&ctx->base)->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= (uint64_t)most) return true;
     mpt__error(ctx, IO, "%s: its size is %s, so nothing can be allocated for it%s%s", path,
-               file->size < 0 ? "not known" : "more than memory holds", file->size < 0 ? ": " : "",
-               file->size < 0 ? mpt__io_reason(&ctx->base) : "");
+        file->size < 0 ? "not known" : "more than memory holds", file->size < 0 ? ": " : "",
+        file->size < 0 ? mpt__io_reason(&ctx->base) : "");
     mpt__reader_close(file);
     return false;
 }
@@ -755,13 +752,12 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     file->position += (int64_t)got;
     if (got == bytes) return true;
     return mpt__reject(file->context, IO, "%s: reading %lld bytes at byte %lld gave %lld: %s",
-                       file->path, (int64_t)bytes, at, (int64_t)got,
-                       mpt__io_reason(&file->context->base));
+        file->path, (int64_t)bytes, at, (int64_t)got, mpt__io_reason(&file->context->base));
 }
 
 /* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
-static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t n,
-                                 mpt_memory_kind kind) {
+static uint8_t *mpt__reader_rest(
+    mpt__reader *file, const uint8_t *head, size_t n, mpt_memory_kind kind) {
     size_t size = (size_t)file->size;
     uint8_t *bytes = (uint8_t *)mpt__allocate(&file->context->base, size, kind);
     if (!bytes) return NULL;
@@ -773,19 +769,19 @@ static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t 
 
 /* Part of a file, from any thread; false with a sentence in `error`. */
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
-                           void *to, char *error) {
+    void *to, char *error) {
     const mpt_io *io = mpt__io(base);
     void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
     if (!file) {
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
-                         mpt__io_reason(base));
+        mpt__format_text(
+            error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path, mpt__io_reason(base));
         return false;
     }
     bool good = mpt__io(base)->seek(io->user, file, position) &&
-                io->read(io->user, file, to, bytes) == bytes;
+        io->read(io->user, file, to, bytes) == bytes;
     if (!good)
         mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
-                         path, (int64_t)bytes, position, mpt__io_reason(base));
+            path, (int64_t)bytes, position, mpt__io_reason(base));
     if (io->close) io->close(io->user, file);
     return good;
 }
@@ -822,10 +818,8 @@ static const struct {
     {6, "\x93NUMPY", "a NumPy array (.npy)"},
     {4, "\x28\xb5\x2f\xfd", "compressed by zstd; unpack it first"},
     {5, "\xfd\x37zXZ", "compressed by xz; unpack it first"},
-    {3, "BZh", "compressed by bzip2; unpack it first"},
-    {4, "\x89HDF", "an HDF5 file"},
-    {4, "PAR1", "a Parquet file"},
-    {4, "GGUF", "a GGUF file"},
+    {3, "BZh", "compressed by bzip2; unpack it first"}, {4, "\x89HDF", "an HDF5 file"},
+    {4, "PAR1", "a Parquet file"}, {4, "GGUF", "a GGUF file"},
     {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
 
 /* Whether n bytes begin with eight characters of ASCII in UTF-16, which has no mark then. */
@@ -833,7 +827,7 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
     for (size_t low = 0; low < 2 && n >= 16; low++) {
         size_t i = 0;
         while (i < 16 &&
-               (i % 2 == low ? p[i] < 127 && (p[i] >= 32 || (p[i] >= 9 && p[i] <= 13)) : p[i] == 0))
+            (i % 2 == low ? p[i] < 127 && (p[i] >= 32 || (p[i] >= 9 && p[i] <= 13)) : p[i] == 0))
             i++;
         if (i == 16) return "text in UTF-16; convert it to UTF-8";
     }
@@ -854,8 +848,8 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
             at++;
         for (; i < length && at < n; i++, at++) {
             uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
-                            ? (uint8_t)(p[at] + 32)
-                            : p[at];
+                ? (uint8_t)(p[at] + 32)
+                : p[at];
             if (c != (uint8_t)begin[i]) break;
         }
         if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
@@ -865,8 +859,8 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 
 /* False with an error recorded if n bytes, with which a file begins, say that it is something else;
    for a format's own refusals, which then need not guess. */
-static bool mpt__refuse_known(mpt_context *ctx, const char *path, const uint8_t *p, size_t n,
-                              int rows) {
+static bool mpt__refuse_known(
+    mpt_context *ctx, const char *path, const uint8_t *p, size_t n, int rows) {
     const char *what = mpt__what_this_is(p, n, rows);
     return !what || mpt__reject(ctx, FORMAT, "%s: this is %s", path, what);
 }
@@ -876,7 +870,7 @@ static bool mpt__reader_plain(mpt__reader *file, int rows) {
     uint8_t head[32];
     size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
     return mpt__reader_read(file, head, n) &&
-           mpt__refuse_known(file->context, file->path, head, n, rows);
+        mpt__refuse_known(file->context, file->path, head, n, rows);
 }
 #endif
 
@@ -893,24 +887,24 @@ typedef struct {
     size_t size;
 } mpt__idx_file;
 
-static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx, const uint8_t *head,
-                            size_t n) {
+static bool mpt__idx_refuse(
+    const mpt__reader *file, const mpt__idx *idx, const uint8_t *head, size_t n) {
     return mpt__refuse_known(file->context, file->path, head, n, MPT__KNOWN_ALL) &&
-           mpt__reject(file->context, FORMAT,
-                       "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
-                       idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
+        mpt__reject(file->context, FORMAT,
+            "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path, idx->error,
+            idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
 }
 
 static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
     return mpt__reject(file->context, FORMAT, "%s: %s (compressed byte %lld)", file->path, z->error,
-                       (int64_t)z->error_offset);
+        (int64_t)z->error_offset);
 }
 
 /* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
    before anything is allocated for it. The size at the end is of no use for that: it is that of
    the last of perhaps many members. */
-static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt__inflate *z,
-                            mpt__idx_file *out) {
+static bool mpt__idx_unpack(
+    const mpt__reader *file, const uint8_t *packed, mpt__inflate *z, mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER];
     size_t n = (size_t)file->size;
     bool whole = mpt__inflate_run(z, packed, n, head, sizeof head);
@@ -919,8 +913,7 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
         return mpt__idx_refuse(file, &out->idx, head, z->written);
     int64_t size = out->idx.header_bytes + out->idx.data_bytes;
     if (size / MPT__DEFLATE_RATIO > file->size)
-        return mpt__reject(
-            file->context, FORMAT,
+        return mpt__reject(file->context, FORMAT,
             "%s: its idx header stands for %lld bytes, more than %lld compressed ones hold",
             file->path, size, file->size);
     out->size = (size_t)size;
@@ -929,9 +922,9 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     whole = mpt__inflate_run(z, packed, n, out->bytes, out->size);
     if (z->error) return mpt__inflate_refuse(file, z);
     return (whole && z->written == out->size) ||
-           mpt__reject(file->context, FORMAT,
-                       "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
-                       whole ? "" : "more than ", (int64_t)z->written, size);
+        mpt__reject(file->context, FORMAT,
+            "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
+            whole ? "" : "more than ", (int64_t)z->written, size);
 }
 
 /* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
@@ -948,8 +941,8 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
     }
     if (file->size < MPT__GZIP_LEAST)
         return mpt__reject(file->context, FORMAT,
-                           "%s: a gzip file of %lld bytes, at least %d expected", file->path,
-                           file->size, MPT__GZIP_LEAST);
+            "%s: a gzip file of %lld bytes, at least %d expected", file->path, file->size,
+            MPT__GZIP_LEAST);
     mpt__inflate *z = (mpt__inflate *)mpt__host_new(file->context, sizeof *z);
     uint8_t *packed = z ? mpt__reader_rest(file, head, n, MPT_MEMORY_HOST) : NULL;
     bool good = packed && mpt__idx_unpack(file, packed, z, out);
@@ -977,20 +970,20 @@ static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
 
 /* Reads both files (files[1] only if it has a path) and checks that they belong together. `image`:
    inputs must be [N, image, image] and targets [N], unless it is 0. */
-static bool mpt__idx_read_pair(mpt_context *ctx, const char *const paths[2], int64_t image,
-                               mpt__idx_file files[2]) {
+static bool mpt__idx_read_pair(
+    mpt_context *ctx, const char *const paths[2], int64_t image, mpt__idx_file files[2]) {
     const mpt__idx *inputs = &files[0].idx, *targets = &files[1].idx;
     if (!mpt__idx_open(ctx, paths[0], &files[0])) return false;
     mpt_shape got = mpt__idx_shape(inputs, inputs->shape[0]);
     if (image > 0 && (got.rank != 3 || got.dim[1] != image || got.dim[2] != image))
         return mpt__reject(ctx, FORMAT, "%s: expected images [N, %lld, %lld], got %S", paths[0],
-                           image, image, &got);
+            image, image, &got);
     if (!paths[1]) return true;
     if (!mpt__idx_open(ctx, paths[1], &files[1])) return false;
     got = mpt__idx_shape(targets, targets->shape[0]);
     if (got.dim[0] == inputs->shape[0] && (image == 0 || got.rank == 1)) return true;
     return mpt__reject(ctx, FORMAT, "%s: expected %lld targets as in %s, got %S", paths[1],
-                       inputs->shape[0], paths[0], &got);
+        inputs->shape[0], paths[0], &got);
 }
 
 /* A dataset that owns what is in both files. Images get a channel dimension. */
@@ -1039,13 +1032,13 @@ mpt_dataset mpt_idx(mpt_context *ctx, const char *inputs_path, const char *targe
    mirrors spell them. One that cannot be opened is an error and no reason to take another. False
    with an error recorded. */
 static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split split, bool labels,
-                            char path[MPT__PATH_SIZE]) {
+    char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
     int rank = labels ? 1 : 3;
     const mpt_io *io = &ctx->base.io;
     for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
-                             i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
+                i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
         errno = 0;
         void *handle = io->open(io->user, path, 'r');
@@ -1055,9 +1048,9 @@ static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split s
             return mpt__reject(ctx, IO, "cannot open %s: %s", path, mpt__io_reason(&ctx->base));
     }
     return mpt__reject(ctx, IO,
-                       "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
-                       "unpacked, that can be opened: %s",
-                       directory, set, part, rank, set, part, rank, mpt__io_reason(&ctx->base));
+        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
+        "unpacked, that can be opened: %s",
+        directory, set, part, rank, set, part, rank, mpt__io_reason(&ctx->base));
 }
 
 mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) {
@@ -1070,7 +1063,7 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
     } else if (split != MPT_TRAIN && split != MPT_TEST) {
         mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
     } else if (mpt__mnist_find(ctx, directory, split, false, images) &&
-               mpt__mnist_find(ctx, directory, split, true, labels)) {
+        mpt__mnist_find(ctx, directory, split, true, labels)) {
         return mpt__idx_dataset(ctx, paths, MPT__MNIST_SIDE);
     }
     return mpt__dataset_handle(ctx, NULL);

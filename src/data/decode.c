@@ -47,8 +47,8 @@ static void mpt__decoder_warn(mpt_context *ctx) {
     if (!MPT__STB_OLD || ctx->warned_decoder) return;
     ctx->warned_decoder = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "stb_image.h is older than 2.29, which does not check all that a file says; what is "
-             "known of that is checked before it, but take 2.30 for files of unknown origin");
+        "stb_image.h is older than 2.29, which does not check all that a file says; what is "
+        "known of that is checked before it, but take 2.30 for files of unknown origin");
 }
 
 /* ==== SHA-256 (FIPS 180-4) ==== */
@@ -61,7 +61,7 @@ typedef struct {
 
 static void mpt__sha256_begin(mpt__sha256 *sha) {
     static const uint32_t start[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
-                                      0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+        0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
     memcpy(sha->state, start, sizeof start);
     sha->bytes = 0;
 }
@@ -69,32 +69,31 @@ static void mpt__sha256_begin(mpt__sha256 *sha) {
 static MPT__INLINE uint32_t mpt__rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
 static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
-    static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
-        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
-        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
-        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
-        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
-        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
-        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
-        0xc67178f2};
+    static const uint32_t k[64] = {0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b,
+        0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3,
+        0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6,
+        0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d,
+        0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
+        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585,
+        0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a,
+        0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa,
+        0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t w[64], s[8];
     memcpy(s, state, sizeof s);
     for (int i = 0; i < 16; i++)
         w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
-               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+            (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
     for (int i = 16; i < 64; i++)
         w[i] = w[i - 16] + w[i - 7] +
-               (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
-               (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
+            (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+            (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
     for (int i = 0; i < 64; i++) {
         uint32_t e = s[4], a = s[0];
         uint32_t first = s[7] + (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
-                         ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
+            ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
         uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
-                          ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+            ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
         memmove(s + 1, s, 7 * sizeof *s);
         s[4] += first, s[0] = first + second;
     }
@@ -182,8 +181,7 @@ static void mpt__picture_error(mpt__image_file *file, const char *format, ...) {
 
 static bool mpt__picture_short(mpt__image_file *file) {
     return mpt__fault(file,
-                      "the file ends too early: it has %lld bytes, which is not all of the picture",
-                      file->size);
+        "the file ends too early: it has %lld bytes, which is not all of the picture", file->size);
 }
 
 static bool mpt__picture_unread(mpt__image_file *file) {
@@ -191,10 +189,9 @@ static bool mpt__picture_unread(mpt__image_file *file) {
 }
 
 static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
-    static const uint32_t nibble[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
-                                        0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
-                                        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    static const uint32_t nibble[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190,
+        0x6b6b51f4, 0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
     for (size_t i = 0; i < n; i++) {
         crc = crc >> 4 ^ nibble[(crc ^ p[i]) & 15];
         crc = crc >> 4 ^ nibble[(crc ^ (uint32_t)p[i] >> 4) & 15];
@@ -400,8 +397,8 @@ static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int l
         uint32_t head = mpt__walk_byte(file);
         int bytes = head >> 4 ? 128 : 64;
         if (head > 0x1f || (head & 15) > 3 || left <= bytes)
-            return mpt__fault(file, "a bad quantisation table (DQT) before byte %lld",
-                              mpt__image_place(file));
+            return mpt__fault(
+                file, "a bad quantisation table (DQT) before byte %lld", mpt__image_place(file));
         mpt__walk_skip(file, bytes);
         jpeg->quantisation |= 1u << (head & 15);
         left -= 1 + bytes;
@@ -427,8 +424,8 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
         for (int i = 0; i < symbols && !wrong; i++)
             if (mpt__walk_byte(file) > (head >> 4 ? 255 : 15)) wrong = "has a bad symbol";
         if (wrong)
-            return mpt__fault(file, "a Huffman table (DHT) before byte %lld %s",
-                              mpt__image_place(file), wrong);
+            return mpt__fault(
+                file, "a Huffman table (DHT) before byte %lld %s", mpt__image_place(file), wrong);
         jpeg->huffman[head >> 4] |= 1u << (head & 15);
     }
     return true;
@@ -459,15 +456,15 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
         int down = jpeg->part[i].down = (int)(factors & 15);
         if (across < 1 || across > 4 || down < 1 || down > 4 || jpeg->part[i].table > 3)
             return mpt__fault(file, "component %d has sampling %d x %d and table %lld", i, across,
-                              down, (int64_t)jpeg->part[i].table);
+                down, (int64_t)jpeg->part[i].table);
         if (jpeg->across < across) jpeg->across = across;
         if (jpeg->down < down) jpeg->down = down;
     }
     for (int i = 0; i < n; i++)
         if (jpeg->across % jpeg->part[i].across || jpeg->down % jpeg->part[i].down)
             return mpt__fault(file,
-                              "sampling %d x %d beside %d x %d, which stb_image does not read",
-                              jpeg->part[i].across, jpeg->part[i].down, jpeg->across, jpeg->down);
+                "sampling %d x %d beside %d x %d, which stb_image does not read",
+                jpeg->part[i].across, jpeg->part[i].down, jpeg->across, jpeg->down);
     jpeg->components = n, file->values = n;
     return true;
 }
@@ -495,8 +492,8 @@ static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t
 }
 
 /* The numbers of the scan's components in part[4]; false if they are not its. */
-static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, int part[4],
-                                 uint32_t tables[4]) {
+static bool mpt__jpeg_scan_parts(
+    mpt__image_file *file, mpt__jpeg *jpeg, int n, int part[4], uint32_t tables[4]) {
     for (int i = 0; i < n; i++) {
         uint32_t id = mpt__walk_byte(file);
         tables[i] = mpt__walk_byte(file);
@@ -504,8 +501,7 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
         for (int k = 0; k < i; k++)
             if (part[k] == part[i]) part[i] = jpeg->components;
         if (part[i] == jpeg->components)
-            return mpt__fault(
-                file,
+            return mpt__fault(file,
                 "a scan (SOS) of component %lld, which is not in the frame or twice in the scan",
                 (int64_t)id);
     }
@@ -513,8 +509,8 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
 }
 
 /* Blocks or groups of blocks that a scan has: each counts in a restart interval. */
-static int64_t mpt__jpeg_units(const mpt__image_file *file, const mpt__jpeg *jpeg, int n,
-                               int part) {
+static int64_t mpt__jpeg_units(
+    const mpt__image_file *file, const mpt__jpeg *jpeg, int n, int part) {
     int64_t units = 1;
     for (int i = 0; i < 2; i++) {
         int64_t size = i ? file->height : file->width, most = i ? jpeg->down : jpeg->across;
@@ -533,37 +529,37 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     uint32_t tables[4];
     int part[4];
     if (n < 1 || n > jpeg->components || left != 4 + 2 * n)
-        return mpt__fault(file, "a scan (SOS) of %d components in %d bytes at byte %lld", n, left,
-                          at);
+        return mpt__fault(
+            file, "a scan (SOS) of %d components in %d bytes at byte %lld", n, left, at);
     if (!mpt__jpeg_scan_parts(file, jpeg, n, part, tables)) return false;
     uint32_t first = mpt__walk_byte(file), last = mpt__walk_byte(file);
     uint32_t bits = mpt__walk_byte(file), high = bits >> 4, low = bits & 15;
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
-                                (first == 0 ? last != 0 : n != 1)
+                (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
         return mpt__fault(file,
-                          "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld",
-                          (int64_t)first, (int64_t)last, (uint64_t)bits, at);
+            "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld", (int64_t)first,
+            (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
         bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
             return mpt__fault(file,
-                              "the scan at byte %lld needs Huffman tables DC %lld and AC %lld, "
-                              "which are not defined before it",
-                              at, (int64_t)has_dc, (int64_t)has_ac);
+                "the scan at byte %lld needs Huffman tables DC %lld and AC %lld, "
+                "which are not defined before it",
+                at, (int64_t)has_dc, (int64_t)has_ac);
         if (!(jpeg->quantisation >> jpeg->part[part[i]].table & 1))
             return mpt__fault(file,
-                              "the scan at byte %lld needs quantisation table %lld, "
-                              "which is not defined before it",
-                              at, (int64_t)jpeg->part[part[i]].table);
+                "the scan at byte %lld needs quantisation table %lld, "
+                "which is not defined before it",
+                at, (int64_t)jpeg->part[part[i]].table);
         jpeg->part[part[i]].seen = true;
         if (dc) jpeg->part[part[i]].drawn = true;
 #ifndef MPT__STB_ZEROED
         if (!jpeg->part[part[i]].drawn)
-            return mpt__fault(file,
-                              "the scan at byte %lld refines what no scan before it has drawn", at);
+            return mpt__fault(
+                file, "the scan at byte %lld refines what no scan before it has drawn", at);
 #endif
     }
     int64_t start = mpt__image_place(file);
@@ -577,8 +573,8 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     int64_t units = mpt__jpeg_units(file, jpeg, n, part[0]);
     int64_t needed = jpeg->restart ? (units - 1) / jpeg->restart : 0;
     if (restarts < needed && !file->starved)
-        return mpt__fault(file, "the scan at byte %lld has %lld restart markers of %lld", at,
-                          restarts, needed);
+        return mpt__fault(
+            file, "the scan at byte %lld has %lld restart markers of %lld", at, restarts, needed);
     return true;
 }
 
@@ -602,11 +598,11 @@ typedef struct {
     bool (*read)(mpt__image_file *file, mpt__jpeg *jpeg, int left);
 } mpt__jpeg_segment;
 
-static const mpt__jpeg_segment mpt__jpeg_segments[] = {
-    {0xc0, 0xc2, 0, mpt__jpeg_frame},  {0xc4, 0xc4, 0, mpt__jpeg_huffman},
-    {0xda, 0xda, 1, mpt__jpeg_scan},   {0xdb, 0xdb, 0, mpt__jpeg_quantisation},
-    {0xdc, 0xdc, 1, mpt__jpeg_height}, {0xdd, 0xdd, 0, mpt__jpeg_restart},
-    {0xe0, 0xef, 0, mpt__jpeg_other},  {0xfe, 0xfe, 0, mpt__jpeg_other}};
+static const mpt__jpeg_segment mpt__jpeg_segments[] = {{0xc0, 0xc2, 0, mpt__jpeg_frame},
+    {0xc4, 0xc4, 0, mpt__jpeg_huffman}, {0xda, 0xda, 1, mpt__jpeg_scan},
+    {0xdb, 0xdb, 0, mpt__jpeg_quantisation}, {0xdc, 0xdc, 1, mpt__jpeg_height},
+    {0xdd, 0xdd, 0, mpt__jpeg_restart}, {0xe0, 0xef, 0, mpt__jpeg_other},
+    {0xfe, 0xfe, 0, mpt__jpeg_other}};
 
 /* NULL: stb_image does not know the marker. */
 static const mpt__jpeg_segment *mpt__jpeg_segment_of(int marker) {
@@ -622,15 +618,15 @@ static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int m
     const mpt__jpeg_segment *row = mpt__jpeg_segment_of(marker);
     if (!row && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
         return mpt__fault(file, "a %s JPEG (SOF%d), which stb_image does not read",
-                          marker > 0xc8    ? "arithmetic coded"
-                          : marker == 0xc3 ? "lossless"
-                                           : "hierarchical",
-                          marker - 0xc0);
+            marker > 0xc8        ? "arithmetic coded"
+                : marker == 0xc3 ? "lossless"
+                                 : "hierarchical",
+            marker - 0xc0);
     if (!row || (row->frame && !jpeg->components))
         return mpt__fault(file, "%s %llx at byte %lld",
-                          !row ? "no segment of a JPEG begins with marker"
-                               : "no frame header (SOF) before marker",
-                          (uint64_t)marker, at);
+            !row ? "no segment of a JPEG begins with marker"
+                 : "no frame header (SOF) before marker",
+            (uint64_t)marker, at);
     if (marker <= 0xc2) jpeg->progressive = marker == 0xc2;
     int length = (int)mpt__walk_big(file, 2);
     if (file->starved) return false;
@@ -681,7 +677,7 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
     if (length != 13 || png->color > 6 || !png->depth || !(depths[png->color] & png->depth) ||
         (png->depth & (png->depth - 1)) || (methods | 1) != 1)
         return mpt__fault(file, "a PNG header (IHDR) of depth %d, colour %d, methods %llx",
-                          png->depth, png->color, (uint64_t)methods);
+            png->depth, png->color, (uint64_t)methods);
     file->width = width > INT32_MAX ? -1 : (int)width;
     file->height = height > INT32_MAX ? -1 : (int)height;
     file->values = values[png->color];
@@ -693,9 +689,9 @@ static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t lengt
     int64_t at = mpt__image_place(file);
     if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
         return mpt__fault(file, "a palette (PLTE) of %lld bytes that is %s", length,
-                          png->palette  ? "the second"
-                          : png->images ? "behind the pixels"
-                                        : "not of 1 to 256 colours");
+            png->palette      ? "the second"
+                : png->images ? "behind the pixels"
+                              : "not of 1 to 256 colours");
     png->palette = (int)length / 3;
     int most = 1 << png->depth;
     if (png->color != 3 || png->palette >= most) return true;
@@ -706,12 +702,12 @@ static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t lengt
 }
 
 static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t length) {
-    bool fits = png->color == 3   ? png->palette && length <= png->palette
-                : png->color == 0 ? length == 2
-                                  : png->color == 2 && length == 6;
+    bool fits = png->color == 3 ? png->palette && length <= png->palette
+        : png->color == 0       ? length == 2
+                                : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
     return mpt__fault(file, "transparency (tRNS) of %lld bytes for colour %d, %d in the palette%s",
-                      length, png->color, png->palette, png->images ? ", behind the pixels" : "");
+        length, png->color, png->palette, png->images ? ", behind the pixels" : "");
 }
 
 /* stb_image expects something in the first of these chunks: empty ones before it are left out. */
@@ -737,13 +733,11 @@ typedef struct {
 } mpt__png_chunk;
 
 static const mpt__png_chunk mpt__png_kinds[] = {{"IHDR", mpt__png_header},
-                                                {"PLTE", mpt__png_palette},
-                                                {"tRNS", mpt__png_transparency},
-                                                {"IDAT", mpt__png_image}};
+    {"PLTE", mpt__png_palette}, {"tRNS", mpt__png_transparency}, {"IDAT", mpt__png_image}};
 
 /* One chunk, whose type and length have been read. */
-static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char type[5],
-                                int64_t length) {
+static bool mpt__png_chunk_read(
+    mpt__image_file *file, mpt__png *png, const char type[5], int64_t length) {
     int64_t at = mpt__image_place(file);
     const mpt__png_chunk *row = mpt__png_kinds, *end = row + 4;
     for (int i = 0; i < 4; i++)
@@ -754,9 +748,9 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
                                 "them for iOS); convert it back to PNG");
     if (length > file->size - at - 4)
         return mpt__fault(file,
-                          "the file ends too early: its chunk %s at byte %lld has %lld bytes, of "
-                          "which %lld are there",
-                          type, at - 8, length, file->size - at);
+            "the file ends too early: its chunk %s at byte %lld has %lld bytes, of "
+            "which %lld are there",
+            type, at - 8, length, file->size - at);
     while (row < end && strcmp(row->type, type) != 0) row++;
     if ((png->chunks++ == 0) != (row == mpt__png_kinds))
         return mpt__fault(file, "its header (IHDR) is not the first chunk, or there are two");
@@ -786,8 +780,8 @@ static bool mpt__walk_png(mpt__image_file *file) {
        that some encoder ended late, is enough. */
     int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
     if (png.bytes / 2 > row * file->height + 65536)
-        return mpt__fault(file, "%lld bytes of packed pixels for %d x %d", png.bytes, file->height,
-                          file->width);
+        return mpt__fault(
+            file, "%lld bytes of packed pixels for %d x %d", png.bytes, file->height, file->width);
     return true;
 }
 
@@ -817,8 +811,8 @@ static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
         told = behind;
         mpt__add_detour(file, behind, bmp->offset, 0);
     } else if (bmp->offset < behind) {
-        return mpt__fault(file, "pixels at byte %lld, within a header of %lld bytes", bmp->offset,
-                          behind);
+        return mpt__fault(
+            file, "pixels at byte %lld, within a header of %lld bytes", bmp->offset, behind);
     }
     file->patch_at = told == bmp->offset ? 0 : 10;
     for (int i = 0; i < 4; i++) file->patch[i] = (uint8_t)(told >> 8 * i);
@@ -834,9 +828,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     bool core = bmp.header == 12;
     if (!core && bmp.header != 40 && bmp.header != 56 && bmp.header != 108 && bmp.header != 124)
         return mpt__fault(file,
-                          "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
-                          "108 and 124",
-                          bmp.header);
+            "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
+            "108 and 124",
+            bmp.header);
     int bytes = core ? 2 : 4;
     uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
     uint32_t planes = mpt__walk_little(file, 2);
@@ -844,15 +838,15 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     bmp.packing = core ? 0 : (int64_t)mpt__walk_little(file, 4);
     if (file->starved) return false;
     if (bmp.packing > 0 && bmp.packing < 6 && bmp.packing != 3)
-        return mpt__fault(file, "a BMP of %s inside, which stb_image does not read",
-                          packings[bmp.packing]);
+        return mpt__fault(
+            file, "a BMP of %s inside, which stb_image does not read", packings[bmp.packing]);
     if (bmp.bits == 2 || bmp.bits == 0 || bmp.bits > 32 ||
         (bmp.bits & (bmp.bits - 1) && bmp.bits != 24) ||
         (core && bmp.bits >= 16 && bmp.bits != 24) || planes != 1 || bmp.packing > 3 ||
         (bmp.packing == 3 && bmp.bits != 16 && bmp.bits != 32))
-        return mpt__fault(
-            file, "a BMP of %d bits, %lld planes, packing %lld, which stb_image does not read",
-            bmp.bits, (int64_t)planes, bmp.packing);
+        return mpt__fault(file,
+            "a BMP of %d bits, %lld planes, packing %lld, which stb_image does not read", bmp.bits,
+            (int64_t)planes, bmp.packing);
     if (bmp.packing == 3 && bmp.header == 56)
         return mpt__fault(
             file, "a BMP with bit masks in a header of 56 bytes, where stb_image does not look");
@@ -863,7 +857,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
         return mpt__fault(file, "the file ends too early: %lld bytes of the %lld of a %d x %d BMP",
-                          file->size, bmp.offset + rows, file->height, file->width);
+            file->size, bmp.offset + rows, file->height, file->width);
     return mpt__bmp_detours(file, &bmp);
 }
 
@@ -913,7 +907,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     bool ends = blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
     if (n > 7 && ends) return mpt__fault(file, "a text, no picture; it begins: %s", text);
     return mpt__fault(file, "neither PNG nor JPEG nor BMP (first bytes %llx %llx)", (uint64_t)p[0],
-                      (uint64_t)(file->end > 1 ? p[1] : 0));
+        (uint64_t)(file->end > 1 ? p[1] : 0));
 }
 
 /* Finds out what a file is, what the decoder must not see in it, and how large its picture is. */

@@ -50,14 +50,14 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
     mpt__zero(*idx);
     if (n < 4) return mpt__idx_fail(idx, cut, 4, (int64_t)n);
     if (p[0] != 0 || p[1] != 0)
-        return mpt__idx_fail(idx, "this is not an idx file (its first two bytes)", 0,
-                             p[0] << 8 | p[1]);
+        return mpt__idx_fail(
+            idx, "this is not an idx file (its first two bytes)", 0, p[0] << 8 | p[1]);
     const char *type = mpt__idx_types[p[2] >= 8 && p[2] < 16 ? p[2] - 8 : 7];
     if (type) return mpt__idx_fail(idx, type, 8, p[2]);
     if (p[3] < 1) return mpt__idx_fail(idx, "an idx file without dimensions (least rank)", 1, p[3]);
     if (p[3] > MPT__IDX_MAX_RANK)
-        return mpt__idx_fail(idx, "an idx file of too many dimensions (greatest rank)",
-                             MPT__IDX_MAX_RANK, p[3]);
+        return mpt__idx_fail(
+            idx, "an idx file of too many dimensions (greatest rank)", MPT__IDX_MAX_RANK, p[3]);
     idx->rank = p[3];
     idx->header_bytes = 4 + 4 * idx->rank;
     if (n < (size_t)idx->header_bytes)
@@ -74,16 +74,15 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
             return mpt__idx_fail(idx, "an idx dimension is empty (least size)", 1, 0);
         if (idx->shape[i] > most)
             return mpt__idx_fail(idx, "the idx dimensions multiply to too much (this one at most)",
-                                 most, idx->shape[i]);
+                most, idx->shape[i]);
         idx->data_bytes *= idx->shape[i];
     }
     int64_t whole = idx->header_bytes + idx->data_bytes;
     if (file_bytes < 0 || file_bytes == whole) return true;
     return mpt__idx_fail(idx,
-                         file_bytes < whole
-                             ? "the idx file is shorter than its dimensions say (bytes)"
-                             : "the idx file is longer than its dimensions say (bytes)",
-                         whole, file_bytes);
+        file_bytes < whole ? "the idx file is shorter than its dimensions say (bytes)"
+                           : "the idx file is longer than its dimensions say (bytes)",
+        whole, file_bytes);
 }
 
 #endif

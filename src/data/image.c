@@ -64,10 +64,10 @@ static void mpt__files_entry(void *to, const char *name, bool is_folder) {
     if (name[0] == '.' || !(prefix ? mpt__image_name(name) : is_folder)) return;
     if (prefix + n > MPT__PATH_SIZE) files->too_long = true;
     if (files->too_long ||
-        !mpt__grow(base, &files->text, &files->room, files->length + prefix + n, 1,
-                   MPT_MEMORY_HOST) ||
+        !mpt__grow(
+            base, &files->text, &files->room, files->length + prefix + n, 1, MPT_MEMORY_HOST) ||
         !mpt__grow(base, &files->at, &files->at_room, files->count + 1, sizeof *files->at,
-                   MPT_MEMORY_HOST))
+            MPT_MEMORY_HOST))
         return;
     memcpy(files->text + files->length, files->prefix, (size_t)prefix);
     memcpy(files->text + files->length + prefix, name, (size_t)n);
@@ -119,16 +119,16 @@ static int64_t mpt__files_find(const mpt__files *files, const char *path) {
 /* ==== Manifests ==== */
 
 static int mpt__hex_digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
+    return c >= '0' && c <= '9' ? c - '0'
+        : c >= 'a' && c <= 'f'  ? c - 'a' + 10
+        : c >= 'A' && c <= 'F'  ? c - 'A' + 10
+                                : -1;
 }
 
 /* One line "64 digits, a space, a space or *, path" of n bytes; NULL if it is good, else what is
    wrong. */
-static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest[32],
-                                      char path[MPT__PATH_SIZE]) {
+static const char *mpt__manifest_line(
+    const char *line, size_t n, uint8_t digest[32], char path[MPT__PATH_SIZE]) {
     if (n > 0 && line[n - 1] == '\r') n--;
     if (n < 67 || line[64] != ' ' || (line[65] != ' ' && line[65] != '*'))
         return "is not a SHA-256 in 64 digits, two spaces and a path";
@@ -156,7 +156,7 @@ static int64_t mpt__manifest_find(const mpt__files *files, char path[MPT__PATH_S
 
 /* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
-                               size_t n, uint8_t (*digests)[32], uint8_t *named) {
+    size_t n, uint8_t (*digests)[32], uint8_t *named) {
     char file[MPT__PATH_SIZE];
     int64_t number = 1;
     if (!mpt__refuse_known(files->context, path, (const uint8_t *)text, n, MPT__KNOWN_ALL))
@@ -172,15 +172,14 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         int64_t index = mpt__manifest_find(files, file);
         if (index < 0 || named[index])
             return mpt__reject(files->context, FORMAT, "%s: line %lld names %s, which %s", path,
-                               number, file,
-                               index < 0 ? "is not there" : "an earlier line names, too");
+                number, file, index < 0 ? "is not there" : "an earlier line names, too");
         memcpy(digests[index], digest, sizeof digest);
         named[index] = 1;
     }
     for (int64_t i = 0; i < files->count; i++)
         if (!named[i])
-            return mpt__reject(files->context, FORMAT, "%s: has no line for %s", path,
-                               files->text + files->at[i]);
+            return mpt__reject(
+                files->context, FORMAT, "%s: has no line for %s", path, files->text + files->at[i]);
     return true;
 }
 
@@ -208,18 +207,18 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
     int values = config->channels > file->values ? config->channels : file->values;
     if (file->width < 1 || file->height < 1 || pixels > config->max_pixels)
         return mpt__fault(file, "%d x %d pixels; max_pixels is %lld", file->height, file->width,
-                          config->max_pixels);
+            config->max_pixels);
     if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
         file->height <= MPT__STB_SIDE)
         return true;
-    return mpt__fault(
-        file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 values and sides of %d",
+    return mpt__fault(file,
+        "%d x %d pixels of %d values; stb_image decodes up to 2^30 values and sides of %d",
         file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
 /* Decodes a file that is open, or only measures it; false with a sentence in file->error. */
 static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
-                              const uint8_t *digest, bool measure, mpt__decoded *out) {
+    const uint8_t *digest, bool measure, mpt__decoded *out) {
     static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
     uint8_t sum[32];
     int channels = 0;
@@ -230,8 +229,8 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
         return mpt__fault(file, "cannot go back to its beginning: %s", mpt__io_reason(file->base));
     file->chunk_at = 8;
     mpt__image_refill(file);
-    out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
-                                           folder->config.channels);
+    out->pixels = stbi_load_from_callbacks(
+        &callbacks, file, &out->width, &out->height, &channels, folder->config.channels);
     bool starved = file->starved;
     while ((digest || file->format == MPT__PNG) && mpt__image_refill(file)) continue;
     if (file->torn) return mpt__picture_unread(file);
@@ -248,7 +247,7 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
 }
 
 static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, int64_t index,
-                            bool measure, mpt__image_file *file, mpt__decoded *out, char *error) {
+    bool measure, mpt__image_file *file, mpt__decoded *out, char *error) {
     char path[2 * MPT__PATH_SIZE];
     const char *name = folder->text + folder->at[index];
     const mpt_io *io = mpt__io(base);
@@ -260,21 +259,20 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
     file->fault = -1;
     file->handle = io->open && io->read ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle) {
-        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
-                         mpt__io_reason(base));
+        mpt__format_text(
+            error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path, mpt__io_reason(base));
         return false;
     }
     file->size = mpt__io(base)->size ? io->size(io->user, file->handle) : -1;
     bool good = file->size < 0 ? mpt__fault(file, "its size is not known: %s", mpt__io_reason(base))
                                : mpt__image_decode(folder, file,
-                                                   folder->digests ? folder->digests[index] : NULL,
-                                                   measure, out);
+                                     folder->digests ? folder->digests[index] : NULL, measure, out);
     if (io->close) io->close(io->user, file->handle);
     return good;
 }
 
 static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-                             void *input, void *target, char *error) {
+    void *input, void *target, char *error) {
     const mpt__folder *folder = (const mpt__folder *)dataset->state;
     const mpt__pipeline *plan = &folder->plan;
     mpt__image_file *file = (mpt__image_file *)(void *)(work + mpt__pipeline_bytes(plan));
@@ -288,8 +286,8 @@ static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t s
         if (!good) {
             char said[MPT__SAMPLE_ERROR];
             memcpy(said, error, sizeof said);
-            mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: %s", folder->text + folder->at[at],
-                             said);
+            mpt__format_text(
+                error, MPT__SAMPLE_ERROR, "%s: %s", folder->text + folder->at[at], said);
         }
     }
     if (image.pixels) stbi_image_free(image.pixels);
@@ -312,8 +310,8 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
         mpt__format_text(path, sizeof path, "%s/%s", root, name);
         if (!mpt__files_list(files, path)) return false;
         if (files->count == before)
-            return mpt__reject(files->context, IO, "%s holds no .png, .jpg, .jpeg or .bmp file",
-                               path);
+            return mpt__reject(
+                files->context, IO, "%s holds no .png, .jpg, .jpeg or .bmp file", path);
     }
     mpt__files_sort(files);
     return true;
@@ -329,7 +327,7 @@ static bool mpt__path_within(const char *path, const char *folder) {
 
 /* Copies the lists behind the folder's head; `state` has room for all of it. */
 static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt__files *classes,
-                             const mpt__files *files, const mpt_image_config *config) {
+    const mpt__files *files, const mpt_image_config *config) {
     mpt__folder *folder = (mpt__folder *)dataset->owned[0];
     uint8_t *at = (uint8_t *)dataset->owned[0] + mpt__folder_part(sizeof *folder);
     const char **names = (const char **)(void *)at;
@@ -371,8 +369,7 @@ static bool mpt__folder_manifest(mpt_context *ctx, mpt__dataset *dataset, const 
     uint8_t *named = (uint8_t *)mpt__host_new(ctx, (size_t)files->count);
     uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
     mpt__reader_close(&file);
-    bool good =
-        named && mpt__ok(ctx) &&
+    bool good = named && mpt__ok(ctx) &&
         mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
     mpt__host_free(ctx, text, (size_t)file.size);
     mpt__host_free(ctx, named, (size_t)files->count);
@@ -392,12 +389,12 @@ static bool mpt__folder_plan(mpt_context *ctx, const mpt__folder *probe, mpt__pi
     bool good = mpt__image_open(&ctx->base, probe, 0, true, file, &image, error);
     mpt__host_free(ctx, file, sizeof *file);
     if (!good) return mpt__reject(ctx, IO, "%s (the first picture sets the size of all)", error);
-    return mpt__pipeline_plan(ctx, config->steps, config->step_count, config->channels,
-                              image.height, image.width, plan);
+    return mpt__pipeline_plan(
+        ctx, config->steps, config->step_count, config->channels, image.height, image.width, plan);
 }
 
 static mpt__dataset *mpt__folder_new(mpt_context *ctx, const char *root, const mpt__files *classes,
-                                     const mpt__files *files, const mpt_image_config *config) {
+    const mpt__files *files, const mpt_image_config *config) {
     mpt_user_dataset_config samples;
     mpt__folder probe;
     mpt__zero(samples);
@@ -411,9 +408,9 @@ static mpt__dataset *mpt__folder_new(mpt_context *ctx, const char *root, const m
     samples.shape = MPT_SHAPE(config->channels, probe.plan.height, probe.plan.width);
     samples.target_dtype = MPT_I64;
     size_t bytes = mpt__folder_part(sizeof probe) +
-                   mpt__folder_part((size_t)classes->count * sizeof(char *)) +
-                   (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
-                   (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
+        mpt__folder_part((size_t)classes->count * sizeof(char *)) +
+        (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
+        (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
     mpt__dataset *dataset = mpt__planned_new(ctx, &samples, &probe.plan, mpt__folder_make, bytes);
     if (!dataset) return NULL;
     dataset->work_bytes = mpt__pipeline_bytes(&probe.plan) + sizeof(mpt__image_file);
@@ -423,8 +420,8 @@ static mpt__dataset *mpt__folder_new(mpt_context *ctx, const char *root, const m
     return NULL;
 }
 
-static mpt__dataset *mpt__folder_open(mpt_context *ctx, const char *root,
-                                      const mpt_image_config *config) {
+static mpt__dataset *mpt__folder_open(
+    mpt_context *ctx, const char *root, const mpt_image_config *config) {
     mpt__files *lists = (mpt__files *)mpt__host_new(ctx, 2 * sizeof *lists);
     mpt__dataset *dataset = NULL;
     if (!lists) return NULL;
@@ -447,9 +444,9 @@ mpt_dataset mpt_image_folder(mpt_context *ctx, const char *folder, const mpt_ima
         return mpt__dataset_handle(ctx, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
         mpt__error(ctx, ARGUMENT, "folder is %s",
-                   !folder      ? "NULL"
-                   : !folder[0] ? "empty"
-                                : "too long a path");
+            !folder          ? "NULL"
+                : !folder[0] ? "empty"
+                             : "too long a path");
     } else if (config->channels != 1 && config->channels != 3 && config->channels != 4) {
         mpt__error(ctx, ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA", config->channels);
     } else if (config->max_pixels < 1) {
@@ -474,11 +471,10 @@ static const char *const mpt__cifar_classes[10] = {
 
 /* Opens file number `i` of a split and checks its size. */
 static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split split, int i,
-                            char path[MPT__PATH_SIZE], mpt__reader *file) {
-    size_t length =
-        split == MPT_TEST
-            ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
-            : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
+    char path[MPT__PATH_SIZE], mpt__reader *file) {
+    size_t length = split == MPT_TEST
+        ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
+        : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
     if (length >= MPT__PATH_SIZE)
         return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
     if (!mpt__reader_open(file, ctx, path)) return false;
@@ -486,29 +482,28 @@ static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split s
     bool plain = file->size == 0 || mpt__reader_plain(file, MPT__KNOWN_ALL);
     mpt__reader_close(file);
     return plain &&
-           mpt__reject(
-               ctx, FORMAT,
-               "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)",
-               path, file->size, (int)MPT__CIFAR_RECORD);
+        mpt__reject(ctx, FORMAT,
+            "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)", path,
+            file->size, (int)MPT__CIFAR_RECORD);
 }
 
 /* Moves labels out of `records` records, so that their pixels lie one after the other. */
 static bool mpt__cifar_split(mpt_context *ctx, const char *path, uint8_t *records, int64_t count,
-                             uint8_t *pixels, uint8_t *labels) {
+    uint8_t *pixels, uint8_t *labels) {
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *record = records + i * MPT__CIFAR_RECORD;
         if (record[0] > 9)
             return mpt__reject(ctx, FORMAT,
-                               "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path,
-                               (int)record[0], i, i * MPT__CIFAR_RECORD);
+                "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path, (int)record[0],
+                i, i * MPT__CIFAR_RECORD);
         labels[i] = record[0];
         memmove(pixels + i * MPT__CIFAR_PIXELS, record + 1, MPT__CIFAR_PIXELS);
     }
     return true;
 }
 
-static bool mpt__cifar_read(mpt_context *ctx, const char *directory, mpt_split split,
-                            mpt__dataset *dataset) {
+static bool mpt__cifar_read(
+    mpt_context *ctx, const char *directory, mpt_split split, mpt__dataset *dataset) {
     uint8_t *pixels = (uint8_t *)dataset->owned[0], *labels = (uint8_t *)dataset->owned[1];
     char path[MPT__PATH_SIZE];
     int64_t done = 0;

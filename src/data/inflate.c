@@ -65,7 +65,7 @@ static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
 /* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
 static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
     return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
-           rows[0][word >> 24];
+        rows[0][word >> 24];
 }
 
 static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
@@ -100,7 +100,7 @@ static bool mpt__inflate_ends_early(mpt__inflate *z) {
 static MPT__INLINE void mpt__inflate_fill(mpt__bit_input *in) {
     if (in->end - in->next >= 8) {
         in->bits |= (mpt__load_u32(in->next) | (uint64_t)mpt__load_u32(in->next + 4) << 32)
-                    << in->count;
+            << in->count;
         in->next += (63 - in->count) >> 3;
         in->count |= 56;
     }
@@ -216,17 +216,17 @@ static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int tot
         if (z->error) return false;
         if (repeat > total - i) return mpt__inflate_fail(z, "more code lengths than announced");
         memset(lengths + i,
-               symbol < 16    ? (int)symbol
-               : symbol == 16 ? lengths[i - 1]
-                              : 0,
-               (size_t)repeat);
+            symbol < 16        ? (int)symbol
+                : symbol == 16 ? lengths[i - 1]
+                               : 0,
+            (size_t)repeat);
     }
     return true;
 }
 
 static bool mpt__inflate_dynamic_codes(mpt__inflate *z) {
-    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
-                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    static const uint8_t order[19] = {
+        16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
     uint8_t lengths[320] = {0};
     int literals = 257 + (int)mpt__inflate_bits(z, 5);
     int distances = 1 + (int)mpt__inflate_bits(z, 5);
@@ -256,8 +256,8 @@ static void mpt__inflate_fixed_codes(mpt__inflate *z) {
 }
 
 /* Copies a match; it may overlap itself, and up to 15 bytes of the `room` behind it may change. */
-static MPT__INLINE void mpt__inflate_copy(uint8_t *to, size_t distance, size_t length,
-                                          size_t room) {
+static MPT__INLINE void mpt__inflate_copy(
+    uint8_t *to, size_t distance, size_t length, size_t room) {
     const uint8_t *from = to - distance;
     if (distance == 1) {
         memset(to, *from, length);
@@ -384,8 +384,8 @@ static bool mpt__inflate_member(mpt__inflate *z) {
     return true;
 }
 
-static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
-                               size_t size) {
+static void mpt__inflate_begin(
+    mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     mpt__zero(*z);
     mpt__crc32_init(z->crc_table);
     z->start = z->in.next = (const uint8_t *)data;
@@ -413,8 +413,8 @@ static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *
 }
 
 /* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
-static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, void *out,
-                                size_t size) {
+static bool mpt__inflate_blocks(
+    mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     bool last = false;
     mpt__inflate_begin(z, data, n, out, size);
     while (!last)

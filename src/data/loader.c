@@ -115,8 +115,7 @@ static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
 
 /* Sample i of this rank's epoch into x and y, which may be NULL; *index becomes its own number. */
 static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i, uint8_t *scratch,
-                                            void *x, void *y, int64_t *index,
-                                            char error[MPT__SAMPLE_ERROR]) {
+    void *x, void *y, int64_t *index, char error[MPT__SAMPLE_ERROR]) {
     const mpt_loader_config *config = &loader->config;
     int64_t place = (i * config->world + config->rank) % loader->total;
     int64_t soon = place + MPT__SAMPLES_AHEAD * config->world;
@@ -126,7 +125,7 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
     /* A sample that weights draw twice is made in two ways. */
     uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
     return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
-                              mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
+        mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
 }
 
 /* A part of a batch whose samples lie in memory, so that none fails. */
@@ -145,13 +144,13 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
     for (; i < end; i++)
         mpt__batch_sample(loader, w->first + i, NULL,
-                          mpt__sample_place(w->x, i, loader->sample_bytes[MPT__BATCH_X]),
-                          mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
+            mpt__sample_place(w->x, i, loader->sample_bytes[MPT__BATCH_X]),
+            mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
 }
 
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
-static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
-                            uint8_t *scratch) {
+static void mpt__batch_make(
+    const mpt__loader *loader, mpt__loader_slot *slot, int64_t number, uint8_t *scratch) {
     MPT__PLAIN_FLOATS;
     const mpt_loader_config *config = &loader->config;
     int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
@@ -166,13 +165,11 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
     if (pool) {
         mpt__batch_work work = {loader, first, size, x, y};
         mpt__parallel(pool, (size + MPT__SAMPLES_CHUNK - 1) / MPT__SAMPLES_CHUNK,
-                      size * (MPT__SAMPLE_COST + loader->dataset->numel / 2), mpt__batch_chunk,
-                      &work);
+            size * (MPT__SAMPLE_COST + loader->dataset->numel / 2), mpt__batch_chunk, &work);
         slot->size = size;
     }
     for (int64_t i = first, index; !pool && i < first + size; i++) {
-        if (mpt__batch_sample(
-                loader, i, scratch,
+        if (mpt__batch_sample(loader, i, scratch,
                 mpt__sample_place(x, slot->size, loader->sample_bytes[MPT__BATCH_X]),
                 mpt__sample_place(y, slot->size, loader->dataset->target_bytes), &index, error)) {
             slot->size++;
@@ -193,8 +190,8 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
         slot->collate_failed = !config->collate(config->collate_user, &made, error, sizeof error);
         error[sizeof error - 1] = 0;
         if (slot->collate_failed)
-            mpt__format_text(slot->error, MPT__SAMPLE_ERROR, "%s",
-                             error[0] ? error : "it gave no message");
+            mpt__format_text(
+                slot->error, MPT__SAMPLE_ERROR, "%s", error[0] ? error : "it gave no message");
     }
 }
 
@@ -398,7 +395,7 @@ static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
 
 /* A part of a slot as a tensor that only the loader ends: the error null on failure. */
 static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
-                                    const mpt__loader_slot *slot, int part, int64_t size) {
+    const mpt__loader_slot *slot, int part, int64_t size) {
     const mpt_shape *sample =
         part == MPT__BATCH_X ? &loader->dataset->shape : &loader->target_shape;
     mpt_dtype dtype = part == MPT__BATCH_X ? loader->delivery.to : loader->target_dtype;
@@ -435,16 +432,16 @@ static bool mpt__loader_advance(mpt_context *ctx, mpt__loader *loader, mpt_batch
         if (!slot->collate_failed)
             mpt__format_text(what, sizeof what, "sample %lld (", slot->failed);
         mpt__error(ctx, IO,
-                   "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
-                   "with the next batch",
-                   what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
+            "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
+            "with the next batch",
+            what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
         mpt__loader_take_back(ctx, loader);
         return false;
     }
     if (skips)
         mpt__log(&ctx->base, MPT_LOG_WARNING,
-                 "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s", number,
-                 loader->epoch, slot->skipped, slot->failed, why);
+            "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s", number,
+            loader->epoch, slot->skipped, slot->failed, why);
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
             loader->batch[part] = mpt__batch_tensor(ctx, loader, slot, part, size);
@@ -551,17 +548,17 @@ static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
     size_t *bytes = loader->sample_bytes;
     int64_t unused;
     if (!mpt__sample_size(ctx, "input", loader->delivery.to, &dataset->shape, batch, &unused,
-                          &bytes[MPT__BATCH_X]) ||
+            &bytes[MPT__BATCH_X]) ||
         (loader->target_dtype != MPT_DTYPE_NONE &&
-         !mpt__sample_size(ctx, "target", loader->target_dtype, &loader->target_shape, batch,
-                           &unused, &bytes[MPT__BATCH_Y])))
+            !mpt__sample_size(ctx, "target", loader->target_dtype, &loader->target_shape, batch,
+                &unused, &bytes[MPT__BATCH_Y])))
         return false;
     uint64_t scratch = mpt__loader_scratch(dataset);
     if (loader->remakes) scratch += (uint64_t)batch * dataset->target_bytes;
     loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
     if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
         ((!config->shuffle && !config->weights) ||
-         loader->total <= most / (int64_t)sizeof(int64_t)) &&
+            loader->total <= most / (int64_t)sizeof(int64_t)) &&
         (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
         loader->slot_count <= most / (int64_t)sizeof *loader->slots)
         return true;
@@ -626,60 +623,58 @@ static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total)
 }
 
 /* What is wrong with a config; false with an error recorded. */
-static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
-                              const mpt_loader_config *config) {
+static bool mpt__loader_check(
+    mpt_context *ctx, const mpt__dataset *dataset, const mpt_loader_config *config) {
     if (!mpt__dataset_filled(ctx, dataset)) return false;
     if (config->batch < 1)
         return mpt__reject(ctx, ARGUMENT, "batch is %lld; at least 1", config->batch);
     if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
         return mpt__reject(ctx, ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
-                           config->workers, MPT__MAX_WORKERS);
+            config->workers, MPT__MAX_WORKERS);
     if (config->workers > 0 && (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH))
         return mpt__reject(ctx, ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
-                           config->prefetch, MPT__MAX_PREFETCH);
+            config->prefetch, MPT__MAX_PREFETCH);
     if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
-        return mpt__reject(ctx, DTYPE, "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16",
-                           config->dtype);
+        return mpt__reject(
+            ctx, DTYPE, "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16", config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
-        return mpt__reject(
-            ctx, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
             "samples is %lld; it counts those that weights draw, 0 for as many as there are",
             config->samples);
     double sum = 0.0;
     for (int64_t i = 0; config->weights && i < dataset->count; i++) {
         if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
             return mpt__reject(ctx, ARGUMENT,
-                               "weight %lld is %g; weights are finite and not negative", i,
-                               config->weights[i]);
+                "weight %lld is %g; weights are finite and not negative", i, config->weights[i]);
         sum += config->weights[i];
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
-        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g: expected a finite sum above 0",
-                           sum);
+        return mpt__reject(
+            ctx, ARGUMENT, "the weights sum to %g: expected a finite sum above 0", sum);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return mpt__reject(ctx, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
-                           config->rank, config->world);
+            config->rank, config->world);
     int64_t samples =
         mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
         return mpt__reject(ctx, ARGUMENT, "drop_last leaves nothing: batch %lld of %lld samples",
-                           config->batch, samples);
+            config->batch, samples);
     mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
         return mpt__reject(ctx, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
-                           target, config->collate ? "" : " without collate");
+            target, config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(ctx, UNSUPPORTED,
-                           "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
-                           "0 loads on the calling thread",
-                           config->workers);
+            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
+            "0 loads on the calling thread",
+            config->workers);
     return true;
 }
 
 /* Everything that follows from dataset and config. */
-static void mpt__loader_plan(mpt_context *ctx, mpt__loader *loader, mpt__dataset *dataset,
-                             const mpt_loader_config *config) {
+static void mpt__loader_plan(
+    mpt_context *ctx, mpt__loader *loader, mpt__dataset *dataset, const mpt_loader_config *config) {
     int64_t ring = config->workers > 0 ? (int64_t)config->prefetch * config->workers + 1 : 1;
     mpt_dtype to = mpt__dataset_whole(dataset) ? dataset->dtype : config->dtype;
     loader->base = &ctx->base;
@@ -702,8 +697,8 @@ static void mpt__loader_plan(mpt_context *ctx, mpt__loader *loader, mpt__dataset
     loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
 }
 
-mpt_loader mpt_loader_create(mpt_context *ctx, mpt_dataset dataset,
-                             const mpt_loader_config *config) {
+mpt_loader mpt_loader_create(
+    mpt_context *ctx, mpt_dataset dataset, const mpt_loader_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
@@ -743,8 +738,7 @@ mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(handle.context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
-        return mpt__error(
-            handle.context, INDEX,
+        return mpt__error(handle.context, INDEX,
             "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are 0 to 2^59", batch,
             epoch, loader->batches - 1);
     mpt__loader_take_back(handle.context, loader);

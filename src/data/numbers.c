@@ -81,9 +81,8 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 /* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
    floating-point state of MPT__PLAIN_FLOATS. */
 static bool mpt__parse_number(const char *p, size_t n, char mark, double *value) {
-    static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    static const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11,
+        1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
     mpt__decimal d;
     uint64_t whole = 0, bits;
     if (!mpt__decimal_read(&d, p, n, mark)) return false;
@@ -120,8 +119,8 @@ MPT__BEGIN_COLD
 /* ==== Words ==== */
 
 /* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
-static size_t mpt__affix(const char *const *words, size_t count, const char *p, size_t n,
-                         bool at_end) {
+static size_t mpt__affix(
+    const char *const *words, size_t count, const char *p, size_t n, bool at_end) {
     for (size_t i = 0; i < count; i++) {
         size_t length = strlen(words[i]);
         if (length <= n && memcmp(at_end ? p + n - length : p, words[i], length) == 0)
@@ -140,20 +139,20 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
 
 /* What stands for no value: what pandas takes for it, but for an upper-case NAN and a ? . */
 static bool mpt__field_missing(const char *p, size_t n) {
-    static const char *const words[] = {"",    "NA",   "N/A",  "n/a",  "<NA>", "#N/A",
-                                        "#NA", "NULL", "null", "None", "?"};
+    static const char *const words[] = {
+        "", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NULL", "null", "None", "?"};
     if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
     if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
     return mpt__word_is(p, n, "nan") || mpt__word_is(p, n, "1.#ind") ||
-           mpt__word_is(p, n, "1.#qnan");
+        mpt__word_is(p, n, "1.#qnan");
 }
 
 static bool mpt__word_infinite(const char *p, size_t n) {
     if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
     return mpt__word_is(p, n, "inf") || mpt__word_is(p, n, "infinity") ||
-           mpt__word_is(p, n, "1.#inf") || mpt__word_is(p, n, "\xe2\x88\x9e");
+        mpt__word_is(p, n, "1.#inf") || mpt__word_is(p, n, "\xe2\x88\x9e");
 }
 
 /* Whether digits stand in groups: 1,234,567.8, 1.234,5, 1'234, 1_000, 12 345. The last separator
@@ -179,18 +178,8 @@ static bool mpt__digit_groups(const char *p, size_t n) {
 /* Whether people read a text as a number: one, or one with what they put around it and between its
    digits, as a currency, a percent sign, a unit of up to three letters, thousands separators. */
 static bool mpt__number_like(const char *p, size_t n) {
-    static const char *const around[] = {"$",
-                                         "%",
-                                         "(",
-                                         ")",
-                                         "+",
-                                         "-",
-                                         " ",
-                                         "\xc2\xa3",
-                                         "\xc2\xa5",
-                                         "\xc2\xa0",
-                                         "\xe2\x82\xac",
-                                         "\xe2\x88\x92"};
+    static const char *const around[] = {"$", "%", "(", ")", "+", "-", " ", "\xc2\xa3", "\xc2\xa5",
+        "\xc2\xa0", "\xe2\x82\xac", "\xe2\x88\x92"};
     enum { AROUND = sizeof around / sizeof *around };
     size_t cut, letters = 0;
     double value;
@@ -200,18 +189,18 @@ static bool mpt__number_like(const char *p, size_t n) {
     if (n > 4 && p[3] == ' ' && p[0] >= 'A' && p[0] <= 'Z' && p[2] >= 'A' && p[2] <= 'Z')
         p += 4, n -= 4; /* EUR 5 */
     while (letters < n && letters < 4 && (p[n - 1 - letters] | 32) >= 'a' &&
-           (p[n - 1 - letters] | 32) <= 'z')
+        (p[n - 1 - letters] | 32) <= 'z')
         letters++;
     if (letters > 0 && letters < 4 && n > letters + 1 && p[n - 1 - letters] == ' ')
         n -= letters + 1; /* 5 kg */
     if (n > 2 && p[0] == '0' && (p[1] | 32) == 'x') {
-        for (cut = 2; cut < n && ((p[cut] >= '0' && p[cut] <= '9') ||
-                                  ((p[cut] | 32) >= 'a' && (p[cut] | 32) <= 'f'));)
+        for (cut = 2; cut < n &&
+             ((p[cut] >= '0' && p[cut] <= '9') || ((p[cut] | 32) >= 'a' && (p[cut] | 32) <= 'f'));)
             cut++;
         return cut == n;
     }
     return mpt__parse_number(p, n, '.', &value) || mpt__parse_number(p, n, ',', &value) ||
-           mpt__digit_groups(p, n);
+        mpt__digit_groups(p, n);
 }
 MPT__END_REGION
 

@@ -36,8 +36,8 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
     return mpt__no_table(ctx, "mpt_csv");
 }
 
-mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
-                           const mpt_table_config *config) {
+mpt_dataset mpt_csv_memory(
+    mpt_context *ctx, const char *text, size_t bytes, const mpt_table_config *config) {
     return mpt__no_table(ctx, "mpt_csv_memory");
 }
 
@@ -84,15 +84,15 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
 
 /* A fault of a field; lines and columns are told from 1 on. */
 static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
-                           const char *text, size_t length) {
+    const char *text, size_t length) {
     char shown[48];
     size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
     memcpy(shown, text, n);
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
     return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
-                       csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "",
-                       name ? ")" : "", shown, fault);
+        csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "", name ? ")" : "",
+        shown, fault);
 }
 
 /* The next field; false with an error recorded. */
@@ -111,24 +111,24 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
             size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
             if (size == 0)
                 return mpt__csv_fault(csv, column, NULL,
-                                      "is followed by a byte that is not UTF-8 (Latin-1 or "
-                                      "Windows-1252?); convert the file to UTF-8",
-                                      csv->field, (size_t)(p - csv->field));
+                    "is followed by a byte that is not UTF-8 (Latin-1 or "
+                    "Windows-1252?); convert the file to UTF-8",
+                    csv->field, (size_t)(p - csv->field));
             read = p + size;
         }
         if (csv->write) *out = *p;
         if (*p == 0)
             return mpt__csv_fault(csv, column, NULL, "ends in a zero byte; tables are UTF-8 text",
-                                  csv->field, (size_t)(out - csv->field));
+                csv->field, (size_t)(out - csv->field));
     }
     csv->length = (size_t)(out - csv->field);
     if (quoted && p++ == end)
-        return mpt__csv_fault(csv, column, NULL, "begins with a quote that never ends", csv->field,
-                              csv->length);
+        return mpt__csv_fault(
+            csv, column, NULL, "begins with a quote that never ends", csv->field, csv->length);
     while (quoted && p < end && mpt__csv_blank(csv, *p)) p++;
     if (p < end && *p != csv->delimiter && *p != '\n')
-        return mpt__csv_fault(csv, column, NULL, "has text behind its closing quote", csv->field,
-                              csv->length);
+        return mpt__csv_fault(
+            csv, column, NULL, "has text behind its closing quote", csv->field, csv->length);
     while (!quoted && csv->length > 0 && mpt__csv_blank(csv, csv->field[csv->length - 1]))
         csv->length--;
     csv->ends = p == end || *p == '\n';
@@ -164,8 +164,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
         while (!csv->ends && n <= MPT__MAX_COLUMNS);
         if (*records == 0) *columns = n <= MPT__MAX_COLUMNS ? n : MPT__MAX_COLUMNS;
         if (n != *columns)
-            return mpt__reject(
-                csv->context, FORMAT,
+            return mpt__reject(csv->context, FORMAT,
                 "%s: line %lld has %lld fields, expected %lld; is '%c' the delimiter?", csv->path,
                 csv->begun, n, *columns, csv->delimiter);
     }
@@ -237,14 +236,14 @@ typedef struct {
 
 static bool mpt__column_texts(const mpt__table_column *column) {
     return column->use == MPT_COLUMN_ONE_HOT || column->use == MPT_COLUMN_CODE ||
-           column->use == MPT_COLUMN_CLASS;
+        column->use == MPT_COLUMN_CLASS;
 }
 
 /* Adds characters and their 0; where they are, -1 with an error recorded. */
 static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
     int64_t at = r->text_size;
     if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
-                   MPT_MEMORY_DATA))
+            MPT_MEMORY_DATA))
         return -1;
     memcpy(r->text + at, from, n);
     r->text[at + (int64_t)n] = 0;
@@ -253,8 +252,8 @@ static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n)
 }
 
 /* The row of a category, or the empty one where it would be. */
-static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, const char *text,
-                                   size_t n) {
+static uint32_t *mpt__category_row(
+    const mpt__table_reader *r, int64_t column, const char *text, size_t n) {
     size_t mask = (size_t)r->row_count - 1;
     size_t at = (size_t)mpt__hash_bytes((uint64_t)column, text, n) & mask;
     for (;; at = (at + 1) & mask) {
@@ -325,17 +324,16 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
     *out = (double)category;
     bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
     if (r->config->strict || column->is_target || (category < 0 && !hidden))
-        return mpt__csv_fault(
-            csv, f, name,
+        return mpt__csv_fault(csv, f, name,
             "is not in the table that this one is like; for inputs unknown = true "
             "there keeps a category",
             csv->field, csv->length);
     if (r->unknown++ == 0)
         mpt__log(&csv->context->base, MPT_LOG_WARNING,
-                 "%s: line %lld, column %lld (%s): a text that the table this one is like lacks, "
-                 "here %s; strict = true refuses such",
-                 csv->path, csv->begun, f + 1, mpt__told_name(r, f),
-                 category < 0 ? "all zeros" : "taken for a missing value");
+            "%s: line %lld, column %lld (%s): a text that the table this one is like lacks, "
+            "here %s; strict = true refuses such",
+            csv->path, csv->begun, f + 1, mpt__told_name(r, f),
+            category < 0 ? "all zeros" : "taken for a missing value");
     return true;
 }
 
@@ -354,11 +352,11 @@ static bool mpt__table_category(mpt__table_reader *r, int64_t f, const char *nam
     if (like_number && of->number_like++ == 0)
         of->line = csv->begun, of->text = r->found[category].text;
     return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
-           mpt__csv_fault(csv, f, name,
-                          like_number ? mpt__no_number
-                                      : "is one text too many for one-hot inputs, which are at "
-                                        "most 1024: MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
-                          csv->field, csv->length);
+        mpt__csv_fault(csv, f, name,
+            like_number ? mpt__no_number
+                        : "is one text too many for one-hot inputs, which are at "
+                          "most 1024: MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
+            csv->field, csv->length);
 }
 
 /* Stores a field of the file's column f, and what kind its column is if that was open. */
@@ -374,9 +372,9 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
         *out = value;
         if (r->config->missing && !column->is_target && !whole) return true;
         fault = column->is_target ? "is no value for a target; leave such lines out"
-                : whole           ? "is no value, and whole numbers have no NaN"
-                        : "is no value; with mpt_table_config.missing = true it may lack, and "
-                          "mpt_table_fit fills it in";
+            : whole               ? "is no value, and whole numbers have no NaN"
+                    : "is no value; with mpt_table_config.missing = true it may lack, and "
+                      "mpt_table_fit fills it in";
         return mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
     }
     bool number = mpt__parse_number(csv->field, csv->length, column->point, &value);
@@ -384,10 +382,10 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
     number = number || infinite;
     of->guessed |= column->use == MPT_COLUMN_AUTO && !number;
     if (column->use == MPT_COLUMN_AUTO)
-        column->use = number              ? MPT_COLUMN_NUMBER
-                      : column->is_target ? MPT_COLUMN_CLASS
-                      : whole             ? MPT_COLUMN_CODE
-                                          : MPT_COLUMN_ONE_HOT;
+        column->use = number    ? MPT_COLUMN_NUMBER
+            : column->is_target ? MPT_COLUMN_CLASS
+            : whole             ? MPT_COLUMN_CODE
+                                : MPT_COLUMN_ONE_HOT;
     if (mpt__column_texts(column)) return mpt__table_category(r, f, name, out);
     *out = value;
     fault = infinite  ? "is infinite; a number here is finite, or lacks as NA does"
@@ -413,7 +411,7 @@ static int64_t mpt__column_find(const mpt__table_reader *r, const char *name) {
             if ((double)c == number) return c;
     }
     mpt__error(r->csv.context, ARGUMENT, "%s: no column is named %s, and it has %lld", r->csv.path,
-               name ? name : "NULL", r->table->count);
+        name ? name : "NULL", r->table->count);
     return -1;
 }
 
@@ -435,8 +433,7 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
         if (r->file[f].name < 0) return false;
     }
     if (numbers)
-        mpt__log(
-            &r->csv.context->base, MPT_LOG_WARNING,
+        mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
             "%s: the first line, taken for names, is numbers; header = false makes it a sample",
             r->csv.path);
     return true;
@@ -478,10 +475,10 @@ static void mpt__decimals_told(mpt__table_reader *r) {
         r->file[f].seen |= MPT__NO_COMMAS;
     if (first < 0 || (points && !sure)) return;
     mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
-             "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
-             "commas%s; decimal = ',' or '.' says so or not",
-             r->csv.path, count, first + 1, mpt__told_name(r, first), r->file[first].line,
-             sure ? "" : ", if these are none of thousands");
+        "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
+        "commas%s; decimal = ',' or '.' says so or not",
+        r->csv.path, count, first + 1, mpt__told_name(r, first), r->file[first].line,
+        sure ? "" : ", if these are none of thousands");
 }
 
 /* Finds out which columns have decimal commas: where the config does not say, those all of whose
@@ -541,8 +538,8 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
 
 /* The column of the file that is column c of the table that this one is like: by its name where
    both have names, else by its place among `targets` of them or without. -1: there is none. */
-static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like, int64_t c,
-                              int64_t place) {
+static int64_t mpt__like_find(
+    const mpt__table_reader *r, const mpt__table *like, int64_t c, int64_t place) {
     const char *name = like->text + like->columns[c].name;
     if (!r->table->named || !like->named) return place;
     /* Mostly it stands where it stood there. */
@@ -554,8 +551,7 @@ static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like
 }
 
 static bool mpt__table_unlike(const mpt__table_reader *r, const char *what, const char *name) {
-    return mpt__reject(
-        r->csv.context, FORMAT,
+    return mpt__reject(r->csv.context, FORMAT,
         "%s: its columns are not those of the table that it is like: %s %s; target = "
         "\"\" reads lines without targets",
         r->csv.path, what, name);
@@ -568,8 +564,7 @@ static bool mpt__like_columns(mpt__table_reader *r, const mpt__table *like, bool
     for (int64_t c = 0; c < like->count; c++) least += !like->columns[c].is_target;
     bool short_rows = !targets && r->file_count == least;
     if (!names && r->file_count != like->count && !short_rows)
-        return mpt__reject(
-            r->csv.context, FORMAT,
+        return mpt__reject(r->csv.context, FORMAT,
             "%s: its columns are not those of the table that it is like: %lld, expected %lld",
             r->csv.path, r->file_count, like->count);
     for (int64_t c = 0; c < like->count; c++) {
@@ -647,11 +642,11 @@ static void mpt__numbers_told(mpt__table_reader *r) {
         if (2 * of->number_like <= categories && !of->first_like) continue;
         told++;
         mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
-                 "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
-                 "line %lld, and all become categories; decimal = ',' reads decimal commas, else "
-                 "write digits and a point, or give the column a use",
-                 r->csv.path, f + 1, mpt__told_name(r, f), of->number_like, categories,
-                 r->text + of->text, of->line);
+            "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
+            "line %lld, and all become categories; decimal = ',' reads decimal commas, else "
+            "write digits and a point, or give the column a use",
+            r->csv.path, f + 1, mpt__told_name(r, f), of->number_like, categories,
+            r->text + of->text, of->line);
     }
 }
 
@@ -669,9 +664,9 @@ static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
         if (category < 0 && mpt__ok(r->csv.context) &&
             (column->use != MPT_COLUMN_ONE_HOT || r->config->strict))
             return mpt__reject(r->csv.context, FORMAT,
-                               "%s: column %s lacks a value, which it never does in the table that "
-                               "this one is like",
-                               r->csv.path, r->text + column->name);
+                "%s: column %s lacks a value, which it never does in the table that "
+                "this one is like",
+                r->csv.path, r->text + column->name);
         *field = (double)category;
     }
     return mpt__ok(r->csv.context);
@@ -701,15 +696,15 @@ MPT__END_REGION
 /* ==== Samples ==== */
 
 /* A number as it is delivered. */
-static double mpt__column_value(const mpt__table *table, const mpt__table_column *column,
-                                double value) {
+static double mpt__column_value(
+    const mpt__table *table, const mpt__table_column *column, double value) {
     if (column->is_target) return value;
     if (table->filled && !mpt__f64_is_finite(value)) value = column->mean;
     return column->deviation > 0.0 ? (value - column->mean) / column->deviation : value;
 }
 
 static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-                            void *input, void *target, char *error) {
+    void *input, void *target, char *error) {
     const mpt__table *table = (const mpt__table *)dataset->state;
     const double *row = table->fields + at * table->count;
     int64_t done[2] = {0, 0};
@@ -722,9 +717,8 @@ static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t se
         if (column->use == MPT_COLUMN_IGNORE || !to) continue;
         for (int64_t i = 0; i < n; i++, done[part]++) {
             double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
-                           : column->use == MPT_COLUMN_NUMBER
-                               ? mpt__column_value(table, column, row[c])
-                               : row[c];
+                : column->use == MPT_COLUMN_NUMBER ? mpt__column_value(table, column, row[c])
+                                                   : row[c];
             if ((part ? dataset->target_dtype : dataset->dtype) == MPT_I64)
                 ((int64_t *)to)[done[part]] = (int64_t)value;
             else
@@ -746,12 +740,11 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
         if (column->is_target) continue;
         if (r->table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
             return mpt__reject(r->csv.context, DTYPE,
-                               "%s: column %s is one-hot, which dtype MPT_I64 is not for",
-                               r->csv.path, r->text + column->name);
+                "%s: column %s is one-hot, which dtype MPT_I64 is not for", r->csv.path,
+                r->text + column->name);
     }
     if (inputs == 0 || (classes > 0 && classes < targets))
-        return mpt__reject(
-            r->csv.context, ARGUMENT,
+        return mpt__reject(r->csv.context, ARGUMENT,
             "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
             "and targets are all classes or all numbers",
             r->csv.path, inputs, targets, classes);
@@ -800,8 +793,8 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
 
 /* Room for a table of so many rows and columns, of a file with so many. Every field has a byte of
    its own in the file, so that these products cannot overflow where the file fits. */
-static bool mpt__table_room(mpt__table_reader *r, int64_t rows, int64_t columns,
-                            int64_t file_columns) {
+static bool mpt__table_room(
+    mpt__table_reader *r, int64_t rows, int64_t columns, int64_t file_columns) {
     mpt__base *base = &r->csv.context->base;
     r->table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
     size_t fields = (size_t)rows * (size_t)columns;
@@ -841,11 +834,11 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
     rows -= config->header;
     if (rows < 1) {
         mpt__error(r->csv.context, FORMAT,
-                   "%s: no samples: %lld lines with fields, of which %d is the header%s",
-                   r->csv.path, rows + config->header, (int)config->header,
-                   memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
-                       ? "; its lines end with CR alone, not with LF"
-                       : "");
+            "%s: no samples: %lld lines with fields, of which %d is the header%s", r->csv.path,
+            rows + config->header, (int)config->header,
+            memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
+                ? "; its lines end with CR alone, not with LF"
+                : "");
         return NULL;
     }
     if (mpt__table_room(r, rows, like ? like->count : columns, columns)) {
@@ -871,8 +864,8 @@ static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) 
     return NULL;
 }
 
-static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *text, size_t size,
-                                   const mpt_table_config *config) {
+static mpt_dataset mpt__table_open(
+    mpt_context *ctx, const char *path, char *text, size_t size, const mpt_table_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_table_config usual = mpt_table_config_default();
     mpt__table_reader reader;
@@ -896,8 +889,8 @@ static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *tex
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
         mpt__error(ctx, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
-        mpt__error(ctx, ARGUMENT, "%d columns%s", config->column_count,
-                   config->columns ? "" : " at NULL");
+        mpt__error(
+            ctx, ARGUMENT, "%d columns%s", config->column_count, config->columns ? "" : " at NULL");
     } else {
         dataset = mpt__table_read(&reader, like);
     }
@@ -921,8 +914,8 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
     return mpt__table_open(ctx, path, text, (size_t)file.size, config);
 }
 
-mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
-                           const mpt_table_config *config) {
+mpt_dataset mpt_csv_memory(
+    mpt_context *ctx, const char *text, size_t bytes, const mpt_table_config *config) {
     if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
@@ -937,8 +930,8 @@ mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
 /* ==== Scaling, names ==== */
 
 /* Mean and deviation of a column over the samples of a part that have a value. */
-static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *part,
-                            bool standardise) {
+static void mpt__column_fit(
+    mpt__table *table, int64_t c, const mpt__dataset *part, bool standardise) {
     mpt__table_column *column = &table->columns[c];
     double center = 0.0, sum = 0.0, squares = 0.0;
     for (int pass = 0; pass < 2; pass++) {
@@ -967,8 +960,8 @@ mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
     if (!table) return mpt__status_of(ctx);
     if ((part->parent ? part->parent : part)->readers > 0)
         return mpt__error(ctx, STATE,
-                          "a loader already delivers from this table; call mpt_table_fit before "
-                          "mpt_loader_create");
+            "a loader already delivers from this table; call mpt_table_fit before "
+            "mpt_loader_create");
     if (!mpt__dataset_filled(ctx, part)) return ctx->base.status;
     if (table->dtype == MPT_I64)
         return mpt__error(ctx, DTYPE, "the inputs are int64, which have no mean");
@@ -980,8 +973,8 @@ mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
 }
 
 /* The column of an input, and which of its inputs it is; NULL past the last. */
-static const mpt__table_column *mpt__column_of(mpt_dataset handle, const char *name, int64_t *input,
-                                               const mpt__table **table) {
+static const mpt__table_column *mpt__column_of(
+    mpt_dataset handle, const char *name, int64_t *input, const mpt__table **table) {
     const mpt__dataset *dataset = mpt__dataset_enter(handle, name);
     *table = dataset ? mpt__table_at(handle.context, dataset) : NULL;
     for (int64_t c = 0; *table && *input >= 0 && c < (*table)->count; c++) {

@@ -39,8 +39,8 @@ MPT__END_ABSENT
 static const char mpt__table_head[] = "what,name,for,mean,deviation";
 
 /* By mpt_column_use; a target's number is a number. */
-static const char *const mpt__use_names[MPT_COLUMN_IGNORE + 1] = {"", "number", "one-hot", "code",
-                                                                  "", "class",  "ignored"};
+static const char *const mpt__use_names[MPT_COLUMN_IGNORE + 1] = {
+    "", "number", "one-hot", "code", "", "class", "ignored"};
 
 /* ==== Save ==== */
 
@@ -57,8 +57,8 @@ static void mpt__table_quote(mpt__text *out, const char *text) {
    each from all others. */
 static void mpt__table_text_of(const mpt__table *table, mpt__text *out) {
     mpt__write_text(out, "%s\ntable,1,%s,%s,%s\n", mpt__table_head,
-                    mpt__dtype_info[table->dtype].name, table->named ? "named" : "",
-                    table->filled ? "filled" : "");
+        mpt__dtype_info[table->dtype].name, table->named ? "named" : "",
+        table->filled ? "filled" : "");
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         mpt__write_text(out, "%s,", mpt__use_names[column->use]);
@@ -112,7 +112,7 @@ typedef struct {
 /* Refuses a field of the record. */
 static bool mpt__table_odd(const mpt__table_record *record, int k) {
     return mpt__csv_fault(&record->reader->csv, k, NULL, "is not what mpt_table_save writes there",
-                          record->words[k], record->lengths[k]);
+        record->words[k], record->lengths[k]);
 }
 
 /* Goes to the next record and reads it; what ends its fields is overwritten. False at the end, and
@@ -129,11 +129,11 @@ static bool mpt__table_next(mpt__table_record *record) {
 }
 
 /* Whether field k is one of two words: the number of it, else -1 with an error recorded. */
-static int mpt__table_word(const mpt__table_record *record, int k, const char *first,
-                           const char *second) {
+static int mpt__table_word(
+    const mpt__table_record *record, int k, const char *first, const char *second) {
     int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
     return found == 0 || strcmp(record->words[k], second) == 0 ? found
-           : mpt__table_odd(record, k)                         ? 0
+        : mpt__table_odd(record, k)                            ? 0
                                                                : -1;
 }
 
@@ -142,8 +142,8 @@ static bool mpt__table_whole(const mpt__table_record *record) {
     if (mpt__table_word(record, 0, "table", "table") < 0 ||
         mpt__table_word(record, 1, "1", "1") < 0)
         return false;
-    int whole = mpt__table_word(record, 2, mpt__dtype_info[MPT_F32].name,
-                                mpt__dtype_info[MPT_I64].name);
+    int whole =
+        mpt__table_word(record, 2, mpt__dtype_info[MPT_F32].name, mpt__dtype_info[MPT_I64].name);
     int named = mpt__table_word(record, 3, "", "named");
     /* Codes have no means. */
     int filled = mpt__table_word(record, 4, "", whole ? "" : "filled");
@@ -170,7 +170,7 @@ static bool mpt__table_begin(const mpt__table_record *record, mpt__table_column 
     for (int k = 0; k < 2; k++) {
         const char *word = record->words[3 + k];
         if (scaled ? !mpt__parse_double(word, record->lengths[3 + k], to[k]) ||
-                         !mpt__f64_is_finite(*to[k]) || column->deviation < 0.0
+                    !mpt__f64_is_finite(*to[k]) || column->deviation < 0.0
                    : *word)
             return mpt__table_odd(record, 3 + k);
     }
@@ -184,7 +184,7 @@ static bool mpt__table_records(mpt__table_reader *r) {
     record.reader = r;
     if (!mpt__table_next(&record))
         return mpt__ok(r->csv.context) &&
-               mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
+            mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
     if (!mpt__table_whole(&record)) return false;
     while (mpt__table_next(&record)) {
         int64_t before = r->found_count;
@@ -194,7 +194,7 @@ static bool mpt__table_records(mpt__table_reader *r) {
         } else if (!column || !mpt__column_texts(column)) {
             return mpt__table_odd(&record, 0);
         } else if (mpt__category_of(r, r->table->count - 1, record.words[1], record.lengths[1]) <
-                   0) {
+            0) {
             return false;
         } else if (r->found_count == before) { /* it comes twice */
             return mpt__table_odd(&record, 1);
@@ -220,7 +220,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
         if (fields != 5 || size - r.csv.at < head ||
             memcmp(text + r.csv.at, mpt__table_head, head) != 0) {
             mpt__error(ctx, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s", path,
-                       mpt__table_head);
+                mpt__table_head);
         } else if (mpt__table_room(&r, 0, records, 0)) { /* no more columns than records */
             r.table->count = 0;
             r.csv.write = true;

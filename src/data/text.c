@@ -45,8 +45,8 @@ mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
     return mpt__no_tokenizer(ctx, "mpt_char_tokenizer");
 }
 
-mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
-                                const char *merges_path) {
+mpt_tokenizer mpt_bpe_tokenizer(
+    mpt_context *ctx, const char *vocabulary_path, const char *merges_path) {
     return mpt__no_tokenizer(ctx, "mpt_bpe_tokenizer");
 }
 
@@ -60,14 +60,14 @@ int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     return -1;
 }
 
-int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
-                   int64_t capacity) {
+int64_t mpt_encode(
+    mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens, int64_t capacity) {
     mpt__no_tokenizer(tokenizer.context, "mpt_encode");
     return -1;
 }
 
-int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
-                   int64_t capacity) {
+int64_t mpt_decode(
+    mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text, int64_t capacity) {
     mpt__no_tokenizer(tokenizer.context, "mpt_decode");
     return -1;
 }
@@ -77,8 +77,8 @@ mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     return mpt__status_of(tokenizer.context);
 }
 
-mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
-                          const mpt_window_config *config) {
+mpt_dataset mpt_text_file(
+    mpt_tokenizer tokenizer, const char *path, const mpt_window_config *config) {
     mpt__no_tokenizer(tokenizer.context, "mpt_text_file");
     return mpt__dataset_handle(tokenizer.context, NULL);
 }
@@ -167,8 +167,8 @@ static void mpt__tokenizer_free(mpt_context *ctx, void *object) {
 }
 
 /* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
-static void *mpt__tokenizer_part(mpt_context *ctx, mpt__tokenizer *tokenizer, int part,
-                                 int64_t count, size_t size) {
+static void *mpt__tokenizer_part(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, int part, int64_t count, size_t size) {
     mpt__memory *memory = &tokenizer->memory[part];
     mpt__host_free(ctx, memory->at, memory->bytes);
     memory->at = NULL, memory->bytes = 0;
@@ -206,8 +206,8 @@ static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *t
 /* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
 static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer) {
     size_t size = mpt__table_size(tokenizer->count);
-    tokenizer->find = (uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_FIND,
-                                                      (int64_t)size, sizeof(uint32_t));
+    tokenizer->find = (uint32_t *)mpt__tokenizer_part(
+        ctx, tokenizer, MPT__TOKEN_FIND, (int64_t)size, sizeof(uint32_t));
     tokenizer->find_mask = size - 1;
     for (int64_t i = 0; tokenizer->find && i < tokenizer->count; i++) {
         uint32_t *row =
@@ -219,8 +219,8 @@ static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer)
 }
 
 /* Places for `count` tokens in `bytes` of text. */
-static bool mpt__tokenizer_room(mpt_context *ctx, mpt__tokenizer *tokenizer, int64_t count,
-                                int64_t bytes) {
+static bool mpt__tokenizer_room(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, int64_t count, int64_t bytes) {
     tokenizer->count = count;
     tokenizer->text =
         (uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
@@ -255,15 +255,15 @@ static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most,
 /* ==== Characters as tokens ==== */
 
 static bool mpt__char_fill(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                           const uint8_t *text, size_t n, uint8_t *seen) {
+    const uint8_t *text, size_t n, uint8_t *seen) {
     int64_t count = 0, bytes = 0;
     uint32_t code = 0;
     for (size_t at = 0, size; at < n; at += size) {
         size = mpt__utf8_read(text + at, n - at, &code);
         if (size == 0)
             return mpt__refuse_known(ctx, path, text, n, MPT__KNOWN_ALL) &&
-                   mpt__reject(ctx, FORMAT, "%s: byte %lld begins no UTF-8 character", path,
-                               (int64_t)at);
+                mpt__reject(
+                    ctx, FORMAT, "%s: byte %lld begins no UTF-8 character", path, (int64_t)at);
         count += !(seen[code / 8] >> code % 8 & 1);
         bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
         seen[code / 8] |= (uint8_t)(1 << code % 8);
@@ -281,8 +281,8 @@ static bool mpt__char_fill(mpt_context *ctx, mpt__tokenizer *tokenizer, const ch
     return mpt__tokenizer_index(ctx, tokenizer) == -1;
 }
 
-static bool mpt__char_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                           const char *unused) {
+static bool mpt__char_load(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path, const char *unused) {
     size_t seen_bytes = 0x110000 / 8;
     size_t n = 0;
     (void)unused;
@@ -323,8 +323,8 @@ static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
 }
 
 /* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
-static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count,
-                            int64_t *bytes) {
+static bool mpt__bpe_object(
+    mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count, int64_t *bytes) {
     json->at = 0;
     *count = *bytes = 0;
     if (!mpt__json_expect(json, '{', "an object expected")) return false;
@@ -347,8 +347,8 @@ static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t 
     return mpt__json_end(json);
 }
 
-static bool mpt__bpe_vocabulary(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                                uint8_t *text, size_t n) {
+static bool mpt__bpe_vocabulary(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path, uint8_t *text, size_t n) {
     size_t mark = mpt__mark_bytes(text, n);
     mpt__json json = {&ctx->base, path, text + mark, n - mark, 0, mark};
     int64_t count, bytes;
@@ -369,7 +369,7 @@ static bool mpt__bpe_vocabulary(mpt_context *ctx, mpt__tokenizer *tokenizer, con
 /* The row of a pair, or the empty one where it would be. */
 static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left, int32_t right) {
     size_t at = (size_t)mpt__hash_u64((uint64_t)(uint32_t)left, (uint64_t)(uint32_t)right) &
-                tokenizer->merge_mask;
+        tokenizer->merge_mask;
     for (;; at = (at + 1) & tokenizer->merge_mask) {
         mpt__merge *row = &tokenizer->merges[at];
         if (row->rank < 0 || (row->left == left && row->right == right)) return row;
@@ -378,8 +378,8 @@ static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left,
 
 /* One line "left right" of n bytes; NULL if it is good, else what is wrong. `bytes` has room for
    the line. */
-static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n,
-                                   int32_t rank, uint8_t *bytes) {
+static const char *mpt__merge_line(
+    const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n, int32_t rank, uint8_t *bytes) {
     size_t length = 0, left = 0;
     for (size_t at = 0, size; at < n; at += size) {
         uint32_t code;
@@ -405,7 +405,7 @@ static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_
 }
 
 static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                            const uint8_t *text, size_t n, uint8_t *bytes) {
+    const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
     size_t mark = mpt__mark_bytes(text, n);
@@ -416,8 +416,8 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
         start = i + 1;
     }
     size_t size = mpt__table_size(lines);
-    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_MERGES,
-                                                          (int64_t)size, sizeof(mpt__merge));
+    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(
+        ctx, tokenizer, MPT__TOKEN_MERGES, (int64_t)size, sizeof(mpt__merge));
     if (!tokenizer->merges) return false;
     tokenizer->merge_mask = size - 1;
     for (size_t i = 0; i < size; i++) tokenizer->merges[i].rank = -1;
@@ -447,8 +447,8 @@ static void mpt__classes_read(uint32_t runs[MPT__CLASS_RUNS]) {
     }
 }
 
-static bool mpt__bpe_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                          const char *merges_path) {
+static bool mpt__bpe_load(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path, const char *merges_path) {
     size_t n = 0, n_merges = 0;
     uint8_t *text = mpt__text_read(ctx, path, MPT__MAX_BPE_FILE, &n);
     bool good = text && mpt__bpe_vocabulary(ctx, tokenizer, path, text, n);
@@ -465,15 +465,15 @@ static bool mpt__bpe_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const cha
 }
 
 static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
-                                         const char *merges_path,
-                                         bool (*load)(mpt_context *ctx, mpt__tokenizer *tokenizer,
-                                                      const char *path, const char *merges_path)) {
+    const char *merges_path,
+    bool (*load)(
+        mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path, const char *merges_path)) {
     mpt__tokenizer *made = NULL;
     if (!path || !merges_path)
         mpt__error(ctx, ARGUMENT, "%s is NULL",
-                   load == mpt__char_load ? "path"
-                   : path                 ? "merges_path"
-                                          : "vocabulary_path");
+            load == mpt__char_load ? "path"
+                : path             ? "merges_path"
+                                   : "vocabulary_path");
     else
         made = (mpt__tokenizer *)mpt__object_make(ctx, MPT__TOKENIZER, sizeof *made);
     if (made && !load(ctx, made, path, merges_path)) {
@@ -489,8 +489,8 @@ mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
-mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
-                                const char *merges_path) {
+mpt_tokenizer mpt_bpe_tokenizer(
+    mpt_context *ctx, const char *vocabulary_path, const char *merges_path) {
     if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
@@ -500,8 +500,8 @@ MPT__END_REGION
 /* ==== Encoding ==== */
 
 /* The class of the first character and its size; bytes that are no UTF-8 are marks. */
-static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
-                         size_t *size) {
+static int mpt__class_of(
+    const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n, size_t *size) {
     uint32_t code = 0;
     int low = 0, high = MPT__CLASS_RUNS;
     *size = mpt__utf8_read(p, n, &code);
@@ -562,8 +562,8 @@ static uint64_t mpt__heap_pop(mpt__symbols *s) {
 }
 
 /* The merge of a symbol and the one after it; NULL if there is none. */
-static const mpt__merge *mpt__symbol_merge(const mpt__tokenizer *tokenizer, const mpt__symbols *s,
-                                           int32_t at) {
+static const mpt__merge *mpt__symbol_merge(
+    const mpt__tokenizer *tokenizer, const mpt__symbols *s, int32_t at) {
     if (at < 0 || s->token[at] < 0 || s->next[at] < 0) return NULL;
     const mpt__merge *row = mpt__merge_row(tokenizer, s->token[at], s->token[s->next[at]]);
     return row->rank < 0 ? NULL : row;
@@ -576,7 +576,7 @@ static void mpt__symbol_offer(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 
 /* The tokens of a piece: again and again the pair of the least rank, leftmost first, is merged. */
 static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, const uint8_t *p,
-                              int32_t n, mpt__token_sink *sink) {
+    int32_t n, mpt__token_sink *sink) {
     for (int32_t i = 0; i < n; i++) {
         s->token[i] = tokenizer->of_byte[p[i]];
         s->next[i] = i + 1 < n ? i + 1 : -1;
@@ -601,8 +601,8 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 }
 
 /* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
-static bool mpt__symbols_room(mpt_context *ctx, mpt__tokenizer *tokenizer, size_t n,
-                              mpt__symbols *s) {
+static bool mpt__symbols_room(
+    mpt_context *ctx, mpt__tokenizer *tokenizer, size_t n, mpt__symbols *s) {
     size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
     mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
     if (n > INT32_MAX / 2) return mpt__reject(ctx, ARGUMENT, "a word of %lld bytes", (int64_t)n);
@@ -619,7 +619,7 @@ static bool mpt__symbols_room(mpt_context *ctx, mpt__tokenizer *tokenizer, size_
 
 /* Of a file, or of memory with the path "". */
 static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
-                             const uint8_t *text, size_t n, mpt__token_sink *sink) {
+    const uint8_t *text, size_t n, mpt__token_sink *sink) {
     const char *colon = *path ? ": " : "";
     mpt__symbols symbols;
     for (size_t at = 0, size; at < n; at += size) {
@@ -629,8 +629,8 @@ static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const 
             int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
             if (token < 0)
                 return mpt__reject(ctx, ARGUMENT,
-                                   "%s%sbyte %lld begins no character of the vocabulary", path,
-                                   colon, (int64_t)at);
+                    "%s%sbyte %lld begins no character of the vocabulary", path, colon,
+                    (int64_t)at);
             mpt__token_put(sink, (int32_t)token);
             continue;
         }
@@ -638,7 +638,7 @@ static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const 
         for (size_t i = at; i < at + size; i++)
             if (tokenizer->of_byte[text[i]] < 0)
                 return mpt__reject(ctx, ARGUMENT, "%s%sbyte %lld, which is %d, has no token", path,
-                                   colon, (int64_t)i, (int)text[i]);
+                    colon, (int64_t)i, (int)text[i]);
         if (!mpt__symbols_room(ctx, tokenizer, size, &symbols)) return false;
         mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
     }
@@ -658,35 +658,35 @@ int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     return -1;
 }
 
-int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
-                   int64_t capacity) {
+int64_t mpt_encode(
+    mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens, int64_t capacity) {
     mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
     if (!found || mpt__no_data_files(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
-                   text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
+            text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
     else if (mpt__text_encode(ctx, found, "", (const uint8_t *)text, bytes, &sink))
         return sink.count;
     return -1;
 }
 
-int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
-                   int64_t capacity) {
+int64_t mpt_decode(
+    mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text, int64_t capacity) {
     mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
     if (!found || mpt__no_data_files(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
-                   tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
+            tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
         return -1;
     }
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= found->count) {
             mpt__error(ctx, INDEX, "token %lld is %d; the vocabulary has %lld", i, (int)tokens[i],
-                       found->count);
+                found->count);
             return -1;
         }
         const uint8_t *from = found->text + found->place[tokens[i]];
@@ -728,7 +728,7 @@ typedef struct {
 } mpt__tokens;
 
 static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-                             void *input, void *target, char *error) {
+    void *input, void *target, char *error) {
     const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
     const mpt_window_config *config = &tokens->config;
     mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
@@ -746,8 +746,8 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
             (int64_t)mpt__load_little_endian(bytes + i * tokens->width, (size_t)tokens->width);
         if (config->vocabulary > 0 && token >= config->vocabulary) {
             mpt__format_text(error, MPT__SAMPLE_ERROR,
-                             "token %lld of the row is %lld; the vocabulary has %lld", first + i,
-                             token, config->vocabulary);
+                "token %lld of the row is %lld; the vocabulary has %lld", first + i, token,
+                config->vocabulary);
             return false;
         }
         if (i < block) x[i] = token;
@@ -757,18 +757,18 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 }
 
 /* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
-static int64_t mpt__window_count(mpt_context *ctx, mpt_window_config *config, const char *path,
-                                 int64_t count) {
+static int64_t mpt__window_count(
+    mpt_context *ctx, mpt_window_config *config, const char *path, int64_t count) {
     if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
         return mpt__reject(ctx, ARGUMENT,
-                           "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
-                           "least 1, the others at least 0",
-                           config->block, config->stride, config->samples, config->vocabulary);
+            "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
+            "least 1, the others at least 0",
+            config->block, config->stride, config->samples, config->vocabulary);
     if (count <= config->block)
         return mpt__reject(ctx, ARGUMENT,
-                           "%s%s%lld tokens; windows of %lld and the token after them need %lld",
-                           path, *path ? ": " : "", count, config->block, config->block + 1);
+            "%s%s%lld tokens; windows of %lld and the token after them need %lld", path,
+            *path ? ": " : "", count, config->block, config->block + 1);
     if (config->stride == 0) config->stride = config->block;
     int64_t beside = (count - 1 - config->block) / config->stride + 1;
     return config->random && config->samples > 0 ? config->samples : beside;
@@ -806,8 +806,8 @@ static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *conf
     tokens->config = config ? *config : mpt_window_config_default();
 }
 
-mpt_dataset mpt_token_memory(mpt_context *ctx, const int32_t *values, int64_t count,
-                             const mpt_window_config *config) {
+mpt_dataset mpt_token_memory(
+    mpt_context *ctx, const int32_t *values, int64_t count, const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(ctx, "mpt_token_memory")) return mpt__dataset_handle(ctx, NULL);
@@ -827,8 +827,8 @@ mpt_dataset mpt_token_memory(mpt_context *ctx, const int32_t *values, int64_t co
     return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_token,
-                           const mpt_window_config *config) {
+mpt_dataset mpt_token_file(
+    mpt_context *ctx, const char *path, int bytes_per_token, const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
@@ -849,7 +849,7 @@ mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_tok
         if (!good) return mpt__dataset_publish(ctx, NULL);
         if (file.size % bytes_per_token != 0)
             mpt__error(ctx, FORMAT, "%s: %lld bytes are not tokens of %d", path, file.size,
-                       bytes_per_token);
+                bytes_per_token);
         else
             dataset = mpt__window_new(ctx, &tokens, 0);
     }
@@ -857,8 +857,8 @@ mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_tok
 }
 
 #ifndef MPTRAIN_NO_TEXT
-mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
-                          const mpt_window_config *config) {
+mpt_dataset mpt_text_file(
+    mpt_tokenizer tokenizer, const char *path, const mpt_window_config *config) {
     mpt_context *ctx = tokenizer.context;
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;

@@ -56,9 +56,9 @@ mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height, int
     return step;
 }
 
-static const char *const mpt__step_names[MPT_TRANSFORM_KINDS] = {
-    "MPT_RESIZE",       "MPT_CENTER_CROP",    "MPT_RANDOM_CROP", "MPT_RANDOM_FLIP",
-    "MPT_RESIZED_CROP", "MPT_RANDOM_ERASING", "MPT_NORMALIZE",   "MPT_APPLY"};
+static const char *const mpt__step_names[MPT_TRANSFORM_KINDS] = {"MPT_RESIZE", "MPT_CENTER_CROP",
+    "MPT_RANDOM_CROP", "MPT_RANDOM_FLIP", "MPT_RESIZED_CROP", "MPT_RANDOM_ERASING", "MPT_NORMALIZE",
+    "MPT_APPLY"};
 
 static bool mpt__step_moves(const mpt_transform *step) { return step->kind <= MPT_RESIZED_CROP; }
 
@@ -77,7 +77,7 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
     if ((unsigned)step->kind >= MPT_TRANSFORM_KINDS) return "is of no known kind";
     if (mpt__step_sizes(step) &&
         (step->height < 1 || step->height > MPT__MAX_SIDE || step->width > MPT__MAX_SIDE ||
-         step->width < (step->kind == MPT_RESIZE ? 0 : 1)))
+            step->width < (step->kind == MPT_RESIZE ? 0 : 1)))
         return "needs a height and a width from 1 to 2^24";
     if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "needs a padding of 0 to 2^24";
     if (!(step->p >= 0.0 && step->p <= 1.0)) return "has a p outside [0, 1]";
@@ -101,25 +101,25 @@ static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
 
 /* Sizes from step to step; *height and *width are 0 while they depend on the file. */
 static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int64_t *height,
-                               int64_t *width, bool *stretched) {
+    int64_t *width, bool *stretched) {
     const mpt_transform *step = &plan->steps[i];
     const char *name = mpt__step_names[step->kind];
     bool known = *height > 0;
     if (!known && (!mpt__step_moves(step) ||
                    (*stretched && (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP))))
         return mpt__reject(ctx, ARGUMENT,
-                           "step %d (%s) needs a picture of known size: put a crop, or a resize to "
-                           "[height, width], before it",
-                           i, name);
+            "step %d (%s) needs a picture of known size: put a crop, or a resize to "
+            "[height, width], before it",
+            i, name);
     if (mpt__step_moves(step)) plan->last_move = i;
     if (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP) *stretched = true;
     if (!mpt__step_sizes(step)) return true;
     if (known && step->kind == MPT_RANDOM_CROP &&
         (*height + 2 * step->padding < step->height || *width + 2 * step->padding < step->width))
         return mpt__reject(ctx, SHAPE,
-                           "step %d (%s): a crop of %lld x %lld from %lld x %lld with %lld of "
-                           "padding; resize before it",
-                           i, name, step->height, step->width, *height, *width, step->padding);
+            "step %d (%s): a crop of %lld x %lld from %lld x %lld with %lld of "
+            "padding; resize before it",
+            i, name, step->height, step->width, *height, *width, step->padding);
     if (step->width == 0) {
         if (known) mpt__shorter_side(step->height, height, width);
     } else {
@@ -131,13 +131,12 @@ static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int
 /* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0:
    it has the size of the first picture, which is not known yet. */
 static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int count,
-                               int64_t channels, int64_t height, int64_t width,
-                               mpt__pipeline *plan) {
+    int64_t channels, int64_t height, int64_t width, mpt__pipeline *plan) {
     bool stretched = false;
     mpt__zero(*plan);
     if (count < 0 || count > MPT__MAX_STEPS || (count > 0 && !steps))
         return mpt__reject(ctx, ARGUMENT, "%d steps%s; 0 to %d are possible", count,
-                           steps ? "" : " at NULL", MPT__MAX_STEPS);
+            steps ? "" : " at NULL", MPT__MAX_STEPS);
     plan->channels = channels;
     plan->in_height = height, plan->in_width = width;
     plan->last_move = -1;
@@ -146,8 +145,7 @@ static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int
         const char *fault = mpt__step_fault(&steps[i], channels);
         plan->steps[i] = steps[i];
         if (fault)
-            return mpt__reject(
-                ctx, ARGUMENT, "step %d%s%s %s", i,
+            return mpt__reject(ctx, ARGUMENT, "step %d%s%s %s", i,
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? ", " : "",
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? mpt__step_names[steps[i].kind] : "",
                 fault);
@@ -159,8 +157,8 @@ static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int
     }
     plan->height = height, plan->width = width;
     if (plan->most > PTRDIFF_MAX / 16)
-        return mpt__reject(ctx, SHAPE, "%lld elements between two steps are more than memory holds",
-                           plan->most);
+        return mpt__reject(
+            ctx, SHAPE, "%lld elements between two steps are more than memory holds", plan->most);
     return true;
 }
 
@@ -197,8 +195,8 @@ static mpt__taps mpt__taps_of(int64_t at, int64_t size, int64_t to, bool antiali
 #define MPT__RESIZE_COLUMNS 256 /* inputs of a row that are summed over rows at a time */
 
 /* Adds `weight` times n elements of either kind. */
-static void mpt__add_weighted(const mpt__picture *from, int64_t offset, int64_t n, int64_t step,
-                              float weight, float *sum) {
+static void mpt__add_weighted(
+    const mpt__picture *from, int64_t offset, int64_t n, int64_t step, float weight, float *sum) {
     for (int64_t i = 0; i < n && from->bytes; i++)
         sum[i] += weight * (float)from->bytes[offset + i * step];
     for (int64_t i = 0; i < n && !from->bytes; i++)
@@ -207,8 +205,7 @@ static void mpt__add_weighted(const mpt__picture *from, int64_t offset, int64_t 
 
 /* One output row of `lanes` channels whose elements alternate, from channel `channel` on. */
 static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
-                            const mpt__taps *columns, int64_t channel, int64_t lanes, float *out,
-                            int64_t plane) {
+    const mpt__taps *columns, int64_t channel, int64_t lanes, float *out, int64_t plane) {
     float sum[MPT__RESIZE_COLUMNS * MPT__MAX_CHANNELS];
     int64_t step = lanes > 1 ? 1 : from->column_step;
     for (int64_t l = 0; l < lanes; l++)
@@ -218,8 +215,8 @@ static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
         int64_t n = left < MPT__RESIZE_COLUMNS ? left : MPT__RESIZE_COLUMNS;
         for (int64_t i = 0; i < n * lanes; i++) sum[i] = 0.0f;
         for (int64_t y = row->first; y < row->end; y++)
-            mpt__add_weighted(
-                from, channel * from->channel_step + y * from->row_step + x0 * from->column_step,
+            mpt__add_weighted(from,
+                channel * from->channel_step + y * from->row_step + x0 * from->column_step,
                 n * lanes, step, (float)(mpt__tap(row, y) / row->total), sum);
         for (int64_t x = 0; x < from->columns; x++) {
             const mpt__taps *taps = &columns[x];
@@ -293,7 +290,7 @@ static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
 }
 
 static mpt__picture mpt__picture_of(const mpt__pipeline *plan, const uint8_t *bytes,
-                                    const float *values, int64_t height, int64_t width) {
+    const float *values, int64_t height, int64_t width) {
     mpt__picture picture;
     mpt__zero(picture);
     picture.bytes = bytes, picture.values = values;
@@ -307,16 +304,16 @@ static mpt__picture mpt__picture_of(const mpt__pipeline *plan, const uint8_t *by
 /* ==== Steps ==== */
 
 /* What of the window is left, as it is seen. */
-static void mpt__picture_crop(mpt__picture *picture, int64_t top, int64_t left, int64_t rows,
-                              int64_t columns) {
+static void mpt__picture_crop(
+    mpt__picture *picture, int64_t top, int64_t left, int64_t rows, int64_t columns) {
     picture->top += top;
     picture->left += picture->mirrored ? picture->columns - left - columns : left;
     picture->rows = rows, picture->columns = columns;
 }
 
 /* What is seen, unstretched and all of it in the picture, is what is stretched. */
-static void mpt__picture_resize(mpt__picture *picture, int64_t height, int64_t width,
-                                bool antialias) {
+static void mpt__picture_resize(
+    mpt__picture *picture, int64_t height, int64_t width, bool antialias) {
     int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
     if (picture->bytes)
         picture->bytes += at;
@@ -331,14 +328,14 @@ static void mpt__picture_resize(mpt__picture *picture, int64_t height, int64_t w
 
 static bool mpt__picture_resizable(const mpt__picture *picture) {
     return !mpt__picture_stretched(picture) && picture->top >= 0 && picture->left >= 0 &&
-           picture->top + picture->rows <= picture->height &&
-           picture->left + picture->columns <= picture->width;
+        picture->top + picture->rows <= picture->height &&
+        picture->left + picture->columns <= picture->width;
 }
 
 /* What a crop has cut off is gone: around a larger one after it there are zeros. */
 static bool mpt__picture_whole(const mpt__picture *picture) {
     return picture->top == 0 && picture->left == 0 && picture->rows == picture->to_height &&
-           picture->columns == picture->to_width;
+        picture->columns == picture->to_width;
 }
 
 /* The words of one step of one sample. */
@@ -354,13 +351,13 @@ static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out,
 /* A random part [top, left, rows, columns] of height x width, by area and ratio; false if no try
    fits. `most`: whether it may have a side of the whole. */
 static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int number, int64_t height,
-                             int64_t width, bool most, int64_t part[4]) {
+    int64_t width, bool most, int64_t part[4]) {
     double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
     double u[4];
     for (uint64_t i = 0; i < MPT__PART_TRIES; i++) {
         mpt__step_draw(seed, number, 4 + 4 * i, u, 4);
         double area = (double)height * (double)width *
-                      (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
+            (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
         double ratio = mpt__exp(low + u[1] * (high - low));
         double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
         if (!(columns < 1e9 && rows < 1e9)) continue;
@@ -375,8 +372,8 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
 }
 
 /* The middle of a picture with the nearest ratio that is allowed, as torchvision falls back to. */
-static void mpt__middle_part(const mpt_transform *step, int64_t height, int64_t width,
-                             int64_t part[4]) {
+static void mpt__middle_part(
+    const mpt_transform *step, int64_t height, int64_t width, int64_t part[4]) {
     double ratio = (double)width / (double)height;
     part[2] = height, part[3] = width;
     if (ratio < step->ratio[0]) part[2] = (int64_t)((double)width / step->ratio[0] + 0.5);
@@ -393,8 +390,8 @@ static int64_t mpt__half_of(int64_t difference) {
 }
 
 /* A geometric step; false if the picture is too small for it. */
-static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
-                           mpt__picture *picture) {
+static bool mpt__step_move(
+    const mpt_transform *step, uint64_t seed, int number, mpt__picture *picture) {
     int64_t rows = picture->rows, columns = picture->columns;
     int64_t height = rows, width = columns, part[4];
     double u[2];
@@ -403,14 +400,13 @@ static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
         if (u[0] < step->p) picture->mirrored = !picture->mirrored;
     } else if (step->kind == MPT_CENTER_CROP) {
         mpt__picture_crop(picture, mpt__half_of(rows - step->height),
-                          mpt__half_of(columns - step->width), step->height, step->width);
+            mpt__half_of(columns - step->width), step->height, step->width);
     } else if (step->kind == MPT_RANDOM_CROP) {
         int64_t down = rows + 2 * step->padding - step->height;
         int64_t right = columns + 2 * step->padding - step->width;
         if (down < 0 || right < 0) return false;
         mpt__picture_crop(picture, (int64_t)(u[0] * (double)(down + 1)) - step->padding,
-                          (int64_t)(u[1] * (double)(right + 1)) - step->padding, step->height,
-                          step->width);
+            (int64_t)(u[1] * (double)(right + 1)) - step->padding, step->height, step->width);
     } else if (step->kind == MPT_RESIZED_CROP) {
         if (!mpt__random_part(step, seed, number, rows, columns, true, part))
             mpt__middle_part(step, rows, columns, part);
@@ -428,8 +424,8 @@ static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
     return true;
 }
 
-static void mpt__step_normalize(const mpt_transform *step, float *values, int64_t channels,
-                                int64_t plane) {
+static void mpt__step_normalize(
+    const mpt_transform *step, float *values, int64_t channels, int64_t plane) {
     for (int64_t c = 0; c < channels; c++, values += plane) {
         float mean = (float)step->mean[c], deviation = (float)step->deviation[c];
         for (int64_t i = 0; i < plane; i++) {
@@ -440,7 +436,7 @@ static void mpt__step_normalize(const mpt_transform *step, float *values, int64_
 }
 
 static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number,
-                            const mpt__picture *picture, float *values) {
+    const mpt__picture *picture, float *values) {
     int64_t part[4];
     double u[1];
     mpt__step_draw(seed, number, 0, u, 1);
@@ -450,7 +446,7 @@ static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number
     for (int64_t c = 0; c < picture->channels; c++)
         for (int64_t y = part[0]; y < part[0] + part[2]; y++)
             memset(values + (c * picture->rows + y) * picture->columns + part[1], 0,
-                   (size_t)part[3] * sizeof *values);
+                (size_t)part[3] * sizeof *values);
 }
 
 /* ==== Running ==== */
@@ -458,12 +454,12 @@ static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number
 /* Bytes that mpt__pipeline_run works in: taps of a row, two pictures between steps. */
 static size_t mpt__pipeline_bytes(const mpt__pipeline *plan) {
     return ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64 +
-           2 * (((size_t)plan->most * sizeof(float) + 63) / 64 * 64);
+        2 * (((size_t)plan->most * sizeof(float) + 63) / 64 * 64);
 }
 
 /* All steps, into out [channels, height, width]; false with a sentence in `error`. */
 static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, uint64_t seed,
-                              uint8_t *work, float *out, char *error) {
+    uint8_t *work, float *out, char *error) {
     size_t spare_bytes = ((size_t)plan->most * sizeof(float) + 63) / 64 * 64;
     mpt__taps *taps = (mpt__taps *)(void *)work;
     uint8_t *spare = work + ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64;
@@ -472,18 +468,18 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     if (plan->in_height > 0 &&
         (picture->rows != plan->in_height || picture->columns != plan->in_width)) {
         mpt__format_text(error, MPT__SAMPLE_ERROR,
-                         "%lld x %lld pixels, expected %lld x %lld as the first picture has; a "
-                         "resize or a crop makes them equal",
-                         picture->rows, picture->columns, plan->in_height, plan->in_width);
+            "%lld x %lld pixels, expected %lld x %lld as the first picture has; a "
+            "resize or a crop makes them equal",
+            picture->rows, picture->columns, plan->in_height, plan->in_width);
         return false;
     }
     for (int i = 0; i < plan->count; i++) {
         const mpt_transform *step = &plan->steps[i];
         bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
-        bool as_it_is = !mpt__step_moves(step)          ? values != NULL
-                        : step->kind == MPT_RANDOM_FLIP ? true
-                        : resizes                       ? mpt__picture_resizable(picture)
-                                                        : mpt__picture_whole(picture);
+        bool as_it_is = !mpt__step_moves(step) ? values != NULL
+            : step->kind == MPT_RANDOM_FLIP    ? true
+            : resizes                          ? mpt__picture_resizable(picture)
+                                               : mpt__picture_whole(picture);
         if (!as_it_is) {
             values =
                 i > plan->last_move ? out : (float *)(void *)(spare + (size_t)made * spare_bytes);
@@ -494,9 +490,9 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
             values = NULL;
             if (mpt__step_move(step, seed, i, picture)) continue;
             mpt__format_text(error, MPT__SAMPLE_ERROR,
-                             "step %d (%s, %lld x %lld) does not fit %lld x %lld pixels", i,
-                             mpt__step_names[step->kind], step->height, step->width, picture->rows,
-                             picture->columns);
+                "step %d (%s, %lld x %lld) does not fit %lld x %lld pixels", i,
+                mpt__step_names[step->kind], step->height, step->width, picture->rows,
+                picture->columns);
             return false;
         }
         if (step->kind == MPT_NORMALIZE)
@@ -504,8 +500,8 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
         if (step->kind == MPT_RANDOM_ERASING) mpt__step_erase(step, seed, i, picture, values);
         if (step->kind == MPT_APPLY &&
             !step->apply(step->user, values,
-                         MPT_SHAPE(picture->channels, picture->rows, picture->columns),
-                         mpt__hash_u64(seed, (uint64_t)i), error, MPT__SAMPLE_ERROR)) {
+                MPT_SHAPE(picture->channels, picture->rows, picture->columns),
+                mpt__hash_u64(seed, (uint64_t)i), error, MPT__SAMPLE_ERROR)) {
             error[MPT__SAMPLE_ERROR - 1] = 0;
             return false;
         }
@@ -518,29 +514,29 @@ MPT__BEGIN_COLD
 /* ==== Datasets with steps ==== */
 
 static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
-                                  uint8_t *work, void *input, void *target, char *error) {
+    uint8_t *work, void *input, void *target, char *error) {
     const mpt__pipeline *plan = (const mpt__pipeline *)dataset->state;
     const mpt__dataset *source = dataset->source;
     uint8_t *scratch = work + mpt__pipeline_bytes(plan);
     /* Steps of the same number in two datasets, one on the other, draw apart. */
     uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
-    const void *raw = mpt__sample_read(source, at, below, source->inputs ? NULL : scratch, scratch,
-                                       target, error);
+    const void *raw = mpt__sample_read(
+        source, at, below, source->inputs ? NULL : scratch, scratch, target, error);
     if (!raw) return false;
     if (source->dtype != MPT_U8 && (uintptr_t)raw % sizeof(float) != 0) {
         memcpy(scratch, raw, source->input_bytes); /* the user's memory may lie anywhere */
         raw = scratch;
     }
-    mpt__picture picture = mpt__picture_of(
-        plan, source->dtype == MPT_U8 ? (const uint8_t *)raw : NULL,
-        source->dtype == MPT_U8 ? NULL : (const float *)raw, plan->in_height, plan->in_width);
+    mpt__picture picture =
+        mpt__picture_of(plan, source->dtype == MPT_U8 ? (const uint8_t *)raw : NULL,
+            source->dtype == MPT_U8 ? NULL : (const float *)raw, plan->in_height, plan->in_width);
     return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
 /* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
    then zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_config *config,
-                                      const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
+    const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
     mpt__dataset *dataset = mpt__dataset_new(ctx, config, false);
     if (!dataset) return NULL;
     dataset->make = make;
@@ -555,8 +551,8 @@ static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_c
     return dataset;
 }
 
-static mpt__dataset *mpt__transformed_new(mpt_context *ctx, mpt__dataset *source,
-                                          const mpt_transform *steps, int count) {
+static mpt__dataset *mpt__transformed_new(
+    mpt_context *ctx, mpt__dataset *source, const mpt_transform *steps, int count) {
     const mpt_shape *shape = &source->shape;
     int64_t channels = shape->rank == 3 ? shape->dim[0] : 1;
     mpt_user_dataset_config samples;
@@ -566,13 +562,13 @@ static mpt__dataset *mpt__transformed_new(mpt_context *ctx, mpt__dataset *source
         shape->dim[shape->rank - 2] > MPT__MAX_SIDE ||
         shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
         mpt__error(ctx, SHAPE,
-                   "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
-                   "dataset holds %D %S",
-                   source->dtype, shape);
+            "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
+            "dataset holds %D %S",
+            source->dtype, shape);
         return NULL;
     }
     if (!mpt__pipeline_plan(ctx, steps, count, channels, shape->dim[shape->rank - 2],
-                            shape->dim[shape->rank - 1], &plan))
+            shape->dim[shape->rank - 1], &plan))
         return NULL;
     mpt__zero(samples);
     samples.count = source->count;
@@ -586,8 +582,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *ctx, mpt__dataset *source
     dataset->source = source;
     source->references++;
     dataset->classes = source->classes, dataset->class_count = source->class_count;
-    dataset->work_bytes =
-        mpt__pipeline_bytes(&plan) +
+    dataset->work_bytes = mpt__pipeline_bytes(&plan) +
         (source->inputs ? mpt__scratch_target(source) : mpt__scratch_bytes(source));
     return dataset;
 }
@@ -596,8 +591,8 @@ mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int
     MPT__PLAIN_FLOATS;
     mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");
     if (!source) return mpt__dataset_handle(dataset.context, NULL);
-    return mpt__dataset_publish(dataset.context,
-                                mpt__transformed_new(dataset.context, source, steps, count));
+    return mpt__dataset_publish(
+        dataset.context, mpt__transformed_new(dataset.context, source, steps, count));
 }
 MPT__END_REGION
 

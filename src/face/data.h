@@ -38,13 +38,13 @@ typedef struct mpt_transform {
     double mean[4], deviation[4]; /* 0, 1 */
     /* Changes `image`, of `shape` [C, H, W], in place, on any thread. `seed` differs by sample and
        epoch. False: the sample fails with what was written to `error`. */
-    bool (*apply)(void *user, float *image, mpt_shape shape, uint64_t seed, char *error,
-                  size_t error_size);
+    bool (*apply)(
+        void *user, float *image, mpt_shape shape, uint64_t seed, char *error, size_t error_size);
     void *user;
 } mpt_transform;
 /* A step with the values above; height and width where the kind has them, else 0. */
-MPTRAIN_API mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height,
-                                                int64_t width);
+MPTRAIN_API mpt_transform mpt_transform_default(
+    mpt_transform_kind kind, int64_t height, int64_t width);
 /* A dataset of u8 or f32 pictures [C, H, W] or [H, W] as one of f32 [C, height, width] after
    `count` steps, which are copied. Loader workers carry them out. What is random depends on the
    loader's seed, epoch and sample alone. mpt_normalize of the result acts after all steps; that of
@@ -65,8 +65,8 @@ MPTRAIN_API mpt_image_config mpt_image_config_default(void);
    one that sets the size, all pictures have that of the first. Files are opened by who makes the
    batch; one that is torn, not of its format or, with a manifest, not of its hash fails its sample.
    Rotation marks (EXIF) are ignored; alpha is left out below 4 channels. */
-MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
-                                         const mpt_image_config *config);
+MPTRAIN_API mpt_dataset mpt_image_folder(
+    mpt_context *context, const char *folder, const mpt_image_config *config);
 /* CIFAR-10 from a directory with data_batch_1.bin .. data_batch_5.bin (train) and test_batch.bin:
    u8 inputs [3, 32, 32]. */
 MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split);
@@ -78,17 +78,17 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
 MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path);
 /* Byte-level BPE as GPT-2 has it, from its two files: a JSON object of tokens and numbers
    (encoder.json, vocab.json) and the merges, one pair per line (vocab.bpe, merges.txt). */
-MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
-                                            const char *merges_path);
+MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(
+    mpt_context *context, const char *vocabulary_path, const char *merges_path);
 MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer); /* -1 on error */
 /* The number of the token of exactly these bytes, special ones such as "<|endoftext|>" too, which
    mpt_encode takes for text; -1 if there is none. */
 MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes);
 /* Writes at most `capacity` tokens (bytes); returns how many there are, -1 on error. */
-MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
-                               int32_t *tokens, int64_t capacity);
-MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
-                               char *text, int64_t capacity);
+MPTRAIN_API int64_t mpt_encode(
+    mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens, int64_t capacity);
+MPTRAIN_API int64_t mpt_decode(
+    mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text, int64_t capacity);
 MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer);
 
 /* Windows of a long row of tokens: inputs i64 [block], targets i64 [block] one token further. */
@@ -103,15 +103,15 @@ MPTRAIN_API mpt_window_config mpt_window_config_default(void);
 /* From a file of little-endian numbers of 1, 2 or 4 bytes, of any size, which is read window by
    window. It is not mapped into memory: one that has become shorter, or whose disk fails, is an
    error of its sample, where a mapping would end the program. */
-MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
-                                       const mpt_window_config *config);
+MPTRAIN_API mpt_dataset mpt_token_file(
+    mpt_context *context, const char *path, int bytes_per_token, const mpt_window_config *config);
 /* From memory, which is copied. */
-MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *tokens, int64_t count,
-                                         const mpt_window_config *config);
+MPTRAIN_API mpt_dataset mpt_token_memory(
+    mpt_context *context, const int32_t *tokens, int64_t count, const mpt_window_config *config);
 /* From a text file, encoded when the dataset is made and held in as few bytes as its vocabulary
    needs. */
-MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
-                                      const mpt_window_config *config);
+MPTRAIN_API mpt_dataset mpt_text_file(
+    mpt_tokenizer tokenizer, const char *path, const mpt_window_config *config);
 
 /* ==== Tables ================================================================================= */
 
@@ -161,11 +161,11 @@ MPTRAIN_API mpt_table_config mpt_table_config_default(void);
    told to the log: it is taken for the category "" where that has it, which stands for missing
    values and, with unknown, for such texts; else its one-hot inputs are all 0, and as a code or a
    target it is an error. */
-MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
-                                const mpt_table_config *config);
+MPTRAIN_API mpt_dataset mpt_csv(
+    mpt_context *context, const char *path, const mpt_table_config *config);
 /* The same from memory, which is copied. */
-MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
-                                       const mpt_table_config *config);
+MPTRAIN_API mpt_dataset mpt_csv_memory(
+    mpt_context *context, const char *text, size_t bytes, const mpt_table_config *config);
 /* Means and deviations (divided by n) of the columns of numbers over the samples of `part`: a table
    or what mpt_subset and mpt_random_split made of it, the training part. In the whole table numbers
    without a value are then that mean and, with `standardise`, become (value - mean) / deviation;
@@ -193,10 +193,10 @@ MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int6
 MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name);
 /* Samples from two of them, along the first dimension; targets_path may be NULL. Targets of whole
    numbers become i64, of float64 f32. */
-MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
-                                const char *targets_path);
-MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
-                                const char *targets);
+MPTRAIN_API mpt_dataset mpt_npy(
+    mpt_context *context, const char *inputs_path, const char *targets_path);
+MPTRAIN_API mpt_dataset mpt_npz(
+    mpt_context *context, const char *path, const char *inputs, const char *targets);
 /* Samples one after the other in files, as numpy.memmap reads them: in the byte order of the
    machine, of which only what a batch needs is read, by who makes it. */
 typedef struct mpt_raw_config {

@@ -38,23 +38,21 @@ MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
    dimension without H. Transposed, the gradient of such a convolution by its input: weight [C,
    O / groups, KH, KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1.
    fp32 sums whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
-MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config);
-MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config);
-MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                            const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv2d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv1d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config);
 
 /* Layers of them, parameters "weight" and "bias", with PyTorch's default values: uniform within 1 /
    sqrt(second dimension of weight times kernel elements). */
 MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
-                                     int64_t kernel_h, int64_t kernel_w,
-                                     const mpt_conv_config *config);
-MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
-                                     const mpt_conv_config *config);
+    int64_t kernel_h, int64_t kernel_w, const mpt_conv_config *config);
+MPTRAIN_API mpt_module mpt_nn_conv1d(
+    mpt_context *context, int64_t in, int64_t out, int64_t kernel, const mpt_conv_config *config);
 MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
-                                               int64_t kernel_h, int64_t kernel_w,
-                                               const mpt_conv_config *config);
+    int64_t kernel_h, int64_t kernel_w, const mpt_conv_config *config);
 
 /* ==== Normalisation and pooling ============================================================ */
 
@@ -64,33 +62,31 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
 
 /* Over the last `dims` dimensions, whose shape weight and bias have. Layer Normalization,
    arXiv:1607.06450; torch.nn.functional.layer_norm. */
-MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
-                                      double eps);
+MPTRAIN_API mpt_tensor mpt_layer_norm(
+    mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias, double eps);
 /* The same without mean and bias: x / sqrt(mean of x^2 + eps) weight. arXiv:1910.07467. */
 MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps);
 /* In one pass over memory: *sum = x + residual, of one shape, rounded to their dtype, and the norm
    of that. */
 MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                          mpt_tensor weight, mpt_tensor bias, double eps,
-                                          mpt_tensor *sum);
-MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                        mpt_tensor weight, double eps, mpt_tensor *sum);
+    mpt_tensor weight, mpt_tensor bias, double eps, mpt_tensor *sum);
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(
+    mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight, double eps, mpt_tensor *sum);
 /* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get
    no gradient, or, where both are null handles, with those of the batch, which then must have more
    than one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
    statistics are the modules' here. */
 MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                      mpt_tensor weight, mpt_tensor bias, double eps);
+    mpt_tensor weight, mpt_tensor bias, double eps);
 /* relu(mpt_batch_norm(..) + residual), in one pass over memory, and one backward: residual is of
    the shape and dtype of x, or a null handle. Layers do it by config.relu, by a relu behind them in
    mpt_sequential, and with a residual as the second input of mpt_forward_n. */
 MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                           mpt_tensor weight, mpt_tensor bias, double eps,
-                                           mpt_tensor residual);
+    mpt_tensor weight, mpt_tensor bias, double eps, mpt_tensor residual);
 /* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
    groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
-MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
-                                      mpt_tensor bias, double eps);
+MPTRAIN_API mpt_tensor mpt_group_norm(
+    mpt_tensor x, int64_t groups, mpt_tensor weight, mpt_tensor bias, double eps);
 
 /* Of batch norm alone: momentum, the part of a new statistic in the running one (negative: 1 / the
    number of updates, which makes it the mean of all), track, without which a module has no running
@@ -104,22 +100,22 @@ typedef struct mpt_norm_config {
 } mpt_norm_config;
 MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
 /* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
-MPTRAIN_API mpt_module mpt_nn_layer_norm(mpt_context *context, mpt_shape shape,
-                                         const mpt_norm_config *config);
-MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
-                                       const mpt_norm_config *config);
-MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
-                                         const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_layer_norm(
+    mpt_context *context, mpt_shape shape, const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_rms_norm(
+    mpt_context *context, mpt_shape shape, const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_group_norm(
+    mpt_context *context, int64_t groups, int64_t channels, const mpt_norm_config *config);
 /* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
    "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
    not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
    is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
    for the batch's. The second input of mpt_forward_n, if there is one, is added to the result. A
    convolution before it that has a bias is named in a notice to the log, once. */
-MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
-                                           const mpt_norm_config *config);
-MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
-                                           const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_batch_norm1d(
+    mpt_context *context, int64_t features, const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_batch_norm2d(
+    mpt_context *context, int64_t features, const mpt_norm_config *config);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */
 MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
 /* How many updates of running statistics were left out in a module and all below it; waits. -1 on
@@ -150,8 +146,8 @@ MPTRAIN_API mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int
 MPTRAIN_API mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width);
 MPTRAIN_API mpt_module mpt_nn_max_pool2d(mpt_context *context, const mpt_pool_config *config);
 MPTRAIN_API mpt_module mpt_nn_avg_pool2d(mpt_context *context, const mpt_pool_config *config);
-MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
-                                                  int64_t width);
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(
+    mpt_context *context, int64_t height, int64_t width);
 
 /* ==== Embedding and attention ============================================================== */
 
@@ -161,8 +157,8 @@ MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t 
    fp32, in the order of the ids. */
 MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index);
 /* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
-MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
-                                        int64_t padding_index);
+MPTRAIN_API mpt_module mpt_nn_embedding(
+    mpt_context *context, int64_t count, int64_t width, int64_t padding_index);
 
 /* mask: bool, true takes part, or floats added to the scores; broadcasts to [B, H, T, S]; gets no
    gradient. causal: query t sees keys 0 to t, also where T and S differ; and what the mask lets
@@ -186,8 +182,8 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
    dout, q and k, as PyTorch does on CPUs. Matmul-like for autocast. A query that sees no key gives
    0 and passes no gradient (PyTorch before 2.5: NaN). What false, -infinity or causality hides has
    no part in anything, even if it is NaN (PyTorch: 0 times NaN may come through). */
-MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                                        const mpt_attention_config *config);
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(
+    mpt_tensor q, mpt_tensor k, mpt_tensor v, const mpt_attention_config *config);
 
 /* Rotary positions, arXiv:2104.09864: pair i of the D / 2 of row t is turned by (offset + t)
    base^(-2 i / D) radians. x [.., T, D] of rank 2 to 4, or with `heads` [B, T, heads * D], and D
@@ -218,8 +214,8 @@ MPTRAIN_API mpt_module mpt_nn_glu(mpt_context *context, mpt_gate gate);
    of the table, its own if T is enough, else that of a hash; between corners it is linear. What is
    outside counts as at the edge. x gets no gradient: where it asks for one that is an error. The
    table's is summed in fp32 in the order of x. F is 8 at most; the result has the table's dtype. */
-MPTRAIN_API mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest,
-                                     int64_t finest);
+MPTRAIN_API mpt_tensor mpt_hash_grid(
+    mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest);
 typedef struct mpt_hash_grid_config {
     int64_t levels;           /* 16 */
     int64_t entries;          /* 2^14, of each level */
@@ -231,12 +227,12 @@ MPTRAIN_API mpt_hash_grid_config mpt_hash_grid_config_default(void);
 MPTRAIN_API mpt_module mpt_nn_hash_grid(mpt_context *context, const mpt_hash_grid_config *config);
 
 typedef struct mpt_multi_head_config {
-    bool bias;      /* true */
-    bool causal;    /* false */
-    double dropout; /* 0: of the attention weights */
-    bool qk_norm;   /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
+    bool bias;            /* true */
+    bool causal;          /* false */
+    double dropout;       /* 0: of the attention weights */
+    bool qk_norm;         /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
                        parameters "q_norm.weight" and "k_norm.weight" [width / heads], as Qwen3 */
-    int64_t window; /* 0; with causal: as in mpt_attention_config */
+    int64_t window;       /* 0; with causal: as in mpt_attention_config */
     mpt_rope_config rope; /* base 0: none. Queries and keys behind the norms; heads do not count */
 } mpt_multi_head_config;
 MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
@@ -245,8 +241,8 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
    self-attention, x [B, T, width]; mpt_forward_n takes query, key and value, and maybe a mask as
    mpt_attention_config has it (PyTorch's key_padding_mask says the opposite: true is left out). At
    most 255 heads. */
-MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
-                                                   const mpt_multi_head_config *config);
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(
+    mpt_context *context, int64_t width, int heads, const mpt_multi_head_config *config);
 
 /* Generation, a token at a time: between begin and end the causal layers of
    mpt_nn_multi_head_attention in a net keep the keys and values of all places that they saw, up to
@@ -265,8 +261,8 @@ MPTRAIN_API mpt_status mpt_cache_end(mpt_module net);
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
    time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding
    (tied weights): both add to its gradient. */
-MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                                const mpt_nll_config *config);
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor targets, const mpt_nll_config *config);
 
 /* ==== Recurrent layers =====================================================================
 
@@ -293,19 +289,19 @@ MPTRAIN_API mpt_cell_config mpt_cell_config_default(void);
    time. Matmul-like for autocast. */
 MPTRAIN_API mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
 /* LSTM: gates i, f, g, o. */
-MPTRAIN_API mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h,
-                                mpt_tensor *c);
+MPTRAIN_API mpt_tensor mpt_lstm(
+    mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c);
 /* GRU: gates r, z, n. */
 MPTRAIN_API mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
 
 typedef struct mpt_recurrent_config {
-    int layers;          /* 1; up to 64 */
-    bool bias;           /* true */
-    bool batch_first;    /* false */
-    bool bidirectional;  /* false; true: outputs of both directions side by side */
-    bool relu;           /* false: tanh; of mpt_nn_rnn and its cell */
-    double dropout;      /* 0: between layers, in training */
-    int64_t projection;  /* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
+    int layers;         /* 1; up to 64 */
+    bool bias;          /* true */
+    bool batch_first;   /* false */
+    bool bidirectional; /* false; true: outputs of both directions side by side */
+    bool relu;          /* false: tanh; of mpt_nn_rnn and its cell */
+    double dropout;     /* 0: between layers, in training */
+    int64_t projection; /* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
 } mpt_recurrent_config;
 MPTRAIN_API mpt_recurrent_config mpt_recurrent_config_default(void);
 /* torch.nn.RNN, LSTM, GRU: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0" and, with a
@@ -314,21 +310,21 @@ MPTRAIN_API mpt_recurrent_config mpt_recurrent_config_default(void);
    takes x, then h (of an LSTM h and c) or nothing, then i64 lengths [B] or nothing; and gives the
    output, h, c, as many as are asked for. States are [layers directions, B, hidden]. Without a
    batch x is [T, features] and states are [layers directions, hidden]. */
-MPTRAIN_API mpt_module mpt_nn_rnn(mpt_context *context, int64_t in, int64_t hidden,
-                                  const mpt_recurrent_config *config);
-MPTRAIN_API mpt_module mpt_nn_lstm(mpt_context *context, int64_t in, int64_t hidden,
-                                   const mpt_recurrent_config *config);
-MPTRAIN_API mpt_module mpt_nn_gru(mpt_context *context, int64_t in, int64_t hidden,
-                                  const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_rnn(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
 /* torch.nn.RNNCell, LSTMCell, GRUCell: one step. "weight_ih", "weight_hh", "bias_ih", "bias_hh".
    mpt_forward_n takes x [B, features] or [features], then h (of an LSTM h and c) or nothing, and
    gives h, c after it. Of the config bias and relu count; what only layers have is an error. */
-MPTRAIN_API mpt_module mpt_nn_rnn_cell(mpt_context *context, int64_t in, int64_t hidden,
-                                       const mpt_recurrent_config *config);
-MPTRAIN_API mpt_module mpt_nn_lstm_cell(mpt_context *context, int64_t in, int64_t hidden,
-                                        const mpt_recurrent_config *config);
-MPTRAIN_API mpt_module mpt_nn_gru_cell(mpt_context *context, int64_t in, int64_t hidden,
-                                       const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_rnn_cell(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm_cell(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru_cell(
+    mpt_context *context, int64_t in, int64_t hidden, const mpt_recurrent_config *config);
 
 /* ==== Images of another size =============================================================== */
 
@@ -336,10 +332,10 @@ typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolati
 /* torch.nn.functional.interpolate of [N, C, H, W]: to MPT_SHAPE(height, width), or, with MPT_SCALAR
    for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the
    corners stay where they are; else a pixel is the area around its centre. */
-MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners);
-MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners);
+MPTRAIN_API mpt_tensor mpt_interpolate(
+    mpt_tensor x, mpt_shape size, double scale, mpt_interpolation mode, bool align_corners);
+MPTRAIN_API mpt_module mpt_nn_upsample(
+    mpt_context *context, mpt_shape size, double scale, mpt_interpolation mode, bool align_corners);
 
 #ifdef __cplusplus
 }

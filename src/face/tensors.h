@@ -104,7 +104,7 @@ typedef struct mpt_shape {
 } mpt_shape;
 
 static inline mpt_shape mpt_shape_make(int rank, int64_t a, int64_t b, int64_t c, int64_t d,
-                                       int64_t e, int64_t f, int64_t g, int64_t h) {
+    int64_t e, int64_t f, int64_t g, int64_t h) {
     mpt_shape shape;
     shape.rank = rank;
     shape.dim[0] = a, shape.dim[1] = b, shape.dim[2] = c, shape.dim[3] = d;
@@ -135,7 +135,7 @@ typedef enum mpt_isa {
     MPT_ISA_PORTABLE, /* the bits of MPT_ISA_REF, the same on every machine, by what vectors the
                          CPU has: for programs that train in lockstep on different machines.
                          Convolutions and products in attention are no faster than REF's */
-    MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
+    MPT_ISA_UNKNOWN   /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
 /* All memory of the library comes from here. Alignment is a power of two <= 4096. `release` gets
@@ -361,8 +361,8 @@ static inline mpt_tensor mpt_null_tensor(void) {
 /* New contiguous tensors of any dtype, of 0, 1 or `value`; arange: [count], 0 to count - 1. */
 MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
-MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
-                                double value);
+MPTRAIN_API mpt_tensor mpt_full(
+    mpt_context *context, mpt_dtype dtype, mpt_shape shape, double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
 /* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the seed of
    the context and a count of such calls. */
@@ -379,8 +379,8 @@ MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
        next = mpt_multinomial(mpt_softmax(logits, -1), 1, false); */
 MPTRAIN_API mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement);
 /* Copies `data`, row-major elements of `dtype`, in. */
-MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
-                                const void *data);
+MPTRAIN_API mpt_tensor mpt_from(
+    mpt_context *context, mpt_dtype dtype, mpt_shape shape, const void *data);
 /* Borrows `data`, CPU memory aligned to an element, which the caller keeps alive and unmoved while
    a tensor or a pending backward uses it. */
 MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data);
@@ -405,8 +405,8 @@ typedef struct mpt_print_config {
     int edge;   /* 3 */
 } mpt_print_config;
 MPTRAIN_API mpt_print_config mpt_print_config_default(void);
-MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
-                              size_t size);
+MPTRAIN_API size_t mpt_format(
+    mpt_tensor tensor, const mpt_print_config *config, char *text, size_t size);
 /* |a - b| <= atol + rtol |b| everywhere, NaN equal to nothing. Waits for the device. */
 MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol);
 /* An error that names `what` unless the shape fits; -1 fits any size. */
@@ -441,8 +441,8 @@ MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim);
 /* torch.split and torch.chunk: views of parts of `size`, the last one maybe shorter, or of at most
    `chunks` of one size; of nothing, `chunks` of nothing. Returns how many they are; -1 on error, as
    if `capacity` is too small. */
-MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
-                                 int capacity);
+MPTRAIN_API int mpt_split_tensor(
+    mpt_tensor x, int64_t size, int dim, mpt_tensor *parts, int capacity);
 MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity);
 /* Of float tensors. roll: what leaves at one end comes in at the other. repeat: times.dim[i] copies
    along dimension i; new ones lead. pad: MPT_SHAPE(before, after, ..), last dimension first. */
@@ -470,8 +470,8 @@ MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, 
    is NULL. topk: the k largest, or smallest, in order; among equal ones the first. */
 MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices);
 MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending); /* indices alone */
-MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
-                                mpt_tensor *indices);
+MPTRAIN_API mpt_tensor mpt_topk(
+    mpt_tensor x, int64_t k, int dim, bool largest, mpt_tensor *indices);
 /* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
 MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count);
 
@@ -574,8 +574,8 @@ typedef enum mpt_activation {
 } mpt_activation;
 /* y = activation(x w^T + bias): x [.., in], w [out, in], bias [out] or a null handle -> [.., out];
    as torch.nn.functional.linear. */
-MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  mpt_activation activation);
+MPTRAIN_API mpt_tensor mpt_linear(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, mpt_activation activation);
 
 /* Reductions over one dimension (negative counts from the end), or over all with MPT_ALL_DIMS.
    Accumulated in fp32 by a fixed tree. sum and mean give fp32 inside autocast. */
@@ -622,13 +622,13 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
    is an error that names sample and position; weights stay untouched. The mean of nothing (no
    samples, all ignored) is NaN, its gradient 0. The log hears of inputs that come from a layer of
    weights or a softmax. */
-MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
-                                    const mpt_nll_config *config);
+MPTRAIN_API mpt_tensor mpt_nll_loss(
+    mpt_tensor log_probabilities, mpt_tensor targets, const mpt_nll_config *config);
 /* The same from logits, log-softmax fused in fp32. Targets may also be probabilities, floats of the
    logits' shape: then ignore_index has no meaning, the mean is over the samples (weights do not
    divide), and the probabilities get gradients too. */
-MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
-                                         const mpt_nll_config *config);
+MPTRAIN_API mpt_tensor mpt_cross_entropy(
+    mpt_tensor logits, mpt_tensor targets, const mpt_nll_config *config);
 
 /* The losses of torch.nn.functional, elementwise on floats of equal shapes: computed in fp32, fp32
    out, 0-d or, with MPT_NONE, of that shape. One pass without a tensor between. Targets get
@@ -636,62 +636,57 @@ MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
 MPTRAIN_API mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
 MPTRAIN_API mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
 /* beta >= 0 (0: l1), delta > 0: where the parabola ends. */
-MPTRAIN_API mpt_tensor mpt_smooth_l1_loss(mpt_tensor input, mpt_tensor target, double beta,
-                                          mpt_reduction reduction);
-MPTRAIN_API mpt_tensor mpt_huber_loss(mpt_tensor input, mpt_tensor target, double delta,
-                                      mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_smooth_l1_loss(
+    mpt_tensor input, mpt_tensor target, double beta, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_huber_loss(
+    mpt_tensor input, mpt_tensor target, double delta, mpt_reduction reduction);
 /* Of logits; weight and pos_weight broadcast to them, or are null handles, and get no gradients. An
    infinite logit costs 0 where the target agrees with it, else infinity (PyTorch: NaN). */
 MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
-                                                            mpt_tensor weight,
-                                                            mpt_tensor pos_weight,
-                                                            mpt_reduction reduction);
+    mpt_tensor weight, mpt_tensor pos_weight, mpt_reduction reduction);
 /* Of probabilities; logarithms end at -100. One outside [0, 1] is an error that names the element.
    Gradients reach 1e12, which fp16 does not hold: prefer the form above. */
-MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
-                                                mpt_tensor weight, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(
+    mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction);
 /* target (log target - input) of a log-probability and a probability, or, with log_target, of its
    logarithm. A target of probability 0 costs 0 and passes 0, whatever the input; a negative one
    gives NaN. MPT_BATCH_MEAN is the divergence; MPT_MEAN divides it by the classes too. */
-MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
-                                  mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_kl_div(
+    mpt_tensor input, mpt_tensor target, bool log_target, mpt_reduction reduction);
 /* variance: like the input, or with a last dimension of 1, or without it; below eps it counts as
    eps. full adds log(2 pi) / 2. */
 MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
-                                             mpt_tensor variance, bool full, double eps,
-                                             mpt_reduction reduction);
+    mpt_tensor variance, bool full, double eps, mpt_reduction reduction);
 /* exp(input) - target input, or, without log_input, input - target log(input + eps). full adds
    log(target!) as Stirling has it, for targets above 1. */
 MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
-                                            bool full, double eps, mpt_reduction reduction);
+    bool full, double eps, mpt_reduction reduction);
 /* [N, C] and classes i64 [N]: the mean over the C classes of weight[y] max(0, margin - x[y] +
    x[c])^p for c other than y, p 1 or 2; weight [C] or a null handle. */
 MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
-                                             double margin, mpt_tensor weight,
-                                             mpt_reduction reduction);
+    double margin, mpt_tensor weight, mpt_reduction reduction);
 /* [.., C]: the mean over the C classes of binary_cross_entropy_with_logits. */
-MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
-                                                       mpt_tensor weight, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(
+    mpt_tensor input, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction);
 /* Targets of 1 and -1: log(1 + exp(-target input)); input or max(0, margin - input);
    max(0, margin - target (a - b)). */
-MPTRAIN_API mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target,
-                                            mpt_reduction reduction);
-MPTRAIN_API mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double margin,
-                                                mpt_reduction reduction);
-MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                               double margin, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_soft_margin_loss(
+    mpt_tensor input, mpt_tensor target, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_hinge_embedding_loss(
+    mpt_tensor input, mpt_tensor target, double margin, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(
+    mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction);
 /* Of vectors [.., n] of equal shapes, one loss each: max(0, margin + |anchor - positive| -
    |anchor - negative|), distances with eps added to the difference; with swap the smaller one of
    negative to anchor and to positive. */
 MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
-                                               mpt_tensor negative, double margin, double eps,
-                                               bool swap, mpt_reduction reduction);
+    mpt_tensor negative, double margin, double eps, bool swap, mpt_reduction reduction);
 /* a b / (max(|a|, eps) max(|b|, eps)) along a dimension of tensors of equal shapes. */
 MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps);
 /* Of vectors [N, n] or [n] and targets [N] or 0-d: 1 - cosine for 1, max(0, cosine - margin) for
    -1. */
-MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                                 double margin, mpt_reduction reduction);
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(
+    mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction);
 
 /* ==== Autograd =============================================================================== */
 

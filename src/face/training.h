@@ -17,10 +17,10 @@ extern "C" {
    number of the tree in its context, which failed creations do not change, or its label. */
 /* "weight" [out, in] and "bias" [out]: mpt_linear. An activation that follows it in a sequential
    runs in the same kernel. */
-MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in_features,
-                                     int64_t out_features);
-MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in_features,
-                                             int64_t out_features);
+MPTRAIN_API mpt_module mpt_nn_linear(
+    mpt_context *context, int64_t in_features, int64_t out_features);
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(
+    mpt_context *context, int64_t in_features, int64_t out_features);
 MPTRAIN_API mpt_module mpt_nn_relu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_gelu(mpt_context *context);
 MPTRAIN_API mpt_module mpt_nn_tanh(mpt_context *context);
@@ -45,12 +45,12 @@ static inline mpt_module mpt_module_end(void) {
 #define MPT_END mpt_module_end()
 /* Children run in order; they are named "0", "1", ... At most 255 by the variadic form. */
 MPTRAIN_API mpt_module mpt_sequential(mpt_context *context, ...);
-MPTRAIN_API mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules,
-                                            int count);
+MPTRAIN_API mpt_module mpt_sequential_array(
+    mpt_context *context, const mpt_module *modules, int count);
 /* A list only holds its children; mpt_child reaches them. */
 MPTRAIN_API mpt_module mpt_nn_list(mpt_context *context, ...);
-MPTRAIN_API mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules,
-                                         int count);
+MPTRAIN_API mpt_module mpt_nn_list_array(
+    mpt_context *context, const mpt_module *modules, int count);
 
 /* How a parameter gets its first values. */
 typedef enum mpt_init_kind {
@@ -79,21 +79,21 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
    Input and output names may be NULL. `destroy` runs when the module goes. */
 typedef struct mpt_module_class {
     const char *name;
-    mpt_status (*forward)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                          mpt_tensor *out, int n_out);
+    mpt_status (*forward)(
+        mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
     void (*destroy)(void *user); /* may be NULL */
     const char *const *input_names;
     const char *const *output_names;
     int n_inputs, n_outputs;
 } mpt_module_class;
-MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
-                                         void *user);
+MPTRAIN_API mpt_module mpt_module_create(
+    mpt_context *context, const mpt_module_class *cls, void *user);
 /* Before the first use of tree and child: build all of a net, then load weights of a part of it
    with mpt_load(mpt_child(net, "0"), ..). Names have 1 to 199 bytes without a dot and are copied. A
    child may be added in several places of one tree: it is shared. */
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
-MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
-                                         mpt_init init);
+MPTRAIN_API mpt_status mpt_add_parameter(
+    mpt_module module, const char *name, mpt_shape shape, mpt_init init);
 /* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
    shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
    the source's path, with the source's first values; mpt_parameter finds it under both. */
@@ -110,8 +110,8 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 
 /* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
-MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out);
+MPTRAIN_API mpt_status mpt_forward_n(
+    mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
 
 /* Hooks: functions of yours at a module, one of each kind, put on at any time; NULL takes it off.
    The module then runs by itself: an activation behind it is no part of its launch. The forward
@@ -122,15 +122,15 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
    recording a module with a hook, as recordings and captured steps run without the host; what was
    recorded before replays without it, and a captured step is recorded anew. mpt_copy_module and
    files leave hooks out. */
-typedef mpt_status (*mpt_forward_hook)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                                       mpt_tensor *out, int n_out);
+typedef mpt_status (*mpt_forward_hook)(
+    mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
 MPTRAIN_API mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user);
 /* The backward hook is called in mpt_backward, for each forward that it was on in and the loss
    depends on, with the gradient of output number `output`, in that one's shape and dtype, a scaled
    loss's times the scale. It may put another one of that shape into *gradient, from which backward
    goes on into the module; changing the given one in place is an error. */
-typedef mpt_status (*mpt_backward_hook)(mpt_module self, void *user, int output,
-                                        mpt_tensor *gradient);
+typedef mpt_status (*mpt_backward_hook)(
+    mpt_module self, void *user, int output, mpt_tensor *gradient);
 MPTRAIN_API mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user);
 
 /* Training, which is the state after creation, or not, for a module and all below it: whether
@@ -227,8 +227,8 @@ typedef struct mpt_op_class {
 } mpt_op_class;
 /* 1 to 8 inputs, 1 to 4 outputs; the class is copied, its name is not. Lives until mpt_destroy. */
 MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user);
-MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out,
-                                    int n_out);
+MPTRAIN_API mpt_status mpt_op_apply(
+    mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
 MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value);
 MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value); /* 0..7 */
@@ -355,8 +355,8 @@ typedef struct mpt_user_optimizer_config {
     bool allow_shared; /* false */
 } mpt_user_optimizer_config;
 MPTRAIN_API mpt_user_optimizer_config mpt_user_optimizer_config_default(void);
-MPTRAIN_API mpt_optimizer mpt_user_optimizer(mpt_module module,
-                                             const mpt_user_optimizer_config *config);
+MPTRAIN_API mpt_optimizer mpt_user_optimizer(
+    mpt_module module, const mpt_user_optimizer_config *config);
 
 /* L-BFGS, as torch.optim.LBFGS: for problems of one batch, with few parameters. All of them are one
    vector; what it remembers, 2 history_size + 8 such vectors of fp32, lies in host memory, and sums
@@ -391,18 +391,18 @@ typedef struct mpt_group_config {
     double weight_decay;
 } mpt_group_config;
 MPTRAIN_API int mpt_optimizer_add(mpt_optimizer optimizer, mpt_module module, const char *parameter,
-                                  const mpt_group_config *config); /* group index, -1 on error */
+    const mpt_group_config *config); /* group index, -1 on error */
 MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer optimizer);
-MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer optimizer, int group,
-                                  double lr); /* -1: all groups */
+MPTRAIN_API mpt_status mpt_set_lr(
+    mpt_optimizer optimizer, int group, double lr); /* -1: all groups */
 /* That of the next step; NaN on error. May wait for the device. */
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
 /* What else a group has of its own, by the name that it has in the config: "weight_decay",
    "momentum", "beta1", "eps" and so on. Captured steps are then recorded anew; recordings keep what
    they were made with. NaN on error. */
-MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer optimizer, int group, const char *name,
-                                      double value);
+MPTRAIN_API mpt_status mpt_set_option(
+    mpt_optimizer optimizer, int group, const char *name, double value);
 MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char *name);
 
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
@@ -458,23 +458,22 @@ MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min);
 MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min);
 
 /* Sets the optimizer's rates by such a curve, from the rates that they have now. */
-MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
-                                             mpt_schedule_unit unit);
+MPTRAIN_API mpt_schedule mpt_schedule_create(
+    mpt_optimizer optimizer, mpt_rate rate, mpt_schedule_unit unit);
 /* Up to MPT_MAX_RATES curves one after the other: number k + 1 begins, with t = 0 again, at
    milestones[k] of count - 1 rising ones. */
 MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
-                                           int count, const int64_t *milestones,
-                                           mpt_schedule_unit unit);
+    int count, const int64_t *milestones, mpt_schedule_unit unit);
 /* All curves at once: base times the product of their factors; eta_min has to be 0. */
-MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
-                                        mpt_schedule_unit unit);
+MPTRAIN_API mpt_schedule mpt_chained_lr(
+    mpt_optimizer optimizer, const mpt_rate *rates, int count, mpt_schedule_unit unit);
 /* The schedule of mpt_cosine_lr. */
-MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
-                                              double eta_min, mpt_schedule_unit unit);
+MPTRAIN_API mpt_schedule mpt_cosine_annealing(
+    mpt_optimizer optimizer, int64_t t_max, double eta_min, mpt_schedule_unit unit);
 /* mpt_linear_lr from base start to base over `warmup`, then, if t_max > warmup, mpt_cosine_lr to
    eta_min over the remaining t_max - warmup. */
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
-                                    int64_t t_max, double eta_min, mpt_schedule_unit unit);
+    int64_t t_max, double eta_min, mpt_schedule_unit unit);
 
 /* Up from max_lr / div_factor to max_lr and down to the start over final_div_factor; momentum (SGD,
    RMSprop) or beta1 (Adam, Lion) the other way. The device reads both from its table, so recorded
@@ -490,8 +489,8 @@ typedef struct mpt_one_cycle_config {
     double base_momentum, max_momentum;  /* 0.85, 0.95 */
 } mpt_one_cycle_config;
 MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void);
-MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
-                                       mpt_schedule_unit unit);
+MPTRAIN_API mpt_schedule mpt_one_cycle(
+    mpt_optimizer optimizer, const mpt_one_cycle_config *config, mpt_schedule_unit unit);
 
 /* Cuts the rates when a metric no longer gets better. It moves by mpt_schedule_metric alone. */
 typedef struct mpt_plateau_config {
@@ -504,8 +503,8 @@ typedef struct mpt_plateau_config {
     double min_lr, eps; /* 0, 1e-8: a cut by no more than eps is none */
 } mpt_plateau_config;
 MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void);
-MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
-                                               const mpt_plateau_config *config);
+MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(
+    mpt_optimizer optimizer, const mpt_plateau_config *config);
 /* A new value of the metric, as a rule once per epoch; NaN is no better than any. mpt_fit gives the
    validation loss, or the training loss where there is none. */
 MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule schedule, double value);
@@ -520,8 +519,8 @@ typedef struct mpt_schedule_state {
     int64_t cooldown;
 } mpt_schedule_state;
 MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule); /* may wait */
-MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule schedule,
-                                              const mpt_schedule_state *state);
+MPTRAIN_API mpt_status mpt_schedule_set_state(
+    mpt_schedule schedule, const mpt_schedule_state *state);
 MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule); /* the rates stay */
 
 /* Averages of a module's parameters over the steps of an optimizer, fp32, as
@@ -532,8 +531,8 @@ typedef struct mpt_ema_config {
     bool equal;   /* false; true: all updates have the same weight (SWA), whatever decay is */
 } mpt_ema_config;
 MPTRAIN_API mpt_ema_config mpt_ema_config_default(void);
-MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
-                                   const mpt_ema_config *config);
+MPTRAIN_API mpt_ema mpt_ema_create(
+    mpt_module module, mpt_optimizer optimizer, const mpt_ema_config *config);
 /* After the optimizer's step, or at the end of an epoch. Queued; where no step was applied since
    the last update, because it was skipped or failed, nothing moves. */
 MPTRAIN_API mpt_status mpt_ema_update(mpt_ema ema);
@@ -619,14 +618,14 @@ typedef struct mpt_memory_dataset_config {
     bool copy; /* true */
 } mpt_memory_dataset_config;
 MPTRAIN_API mpt_memory_dataset_config mpt_memory_dataset_config_default(void);
-MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
-                                           const mpt_memory_dataset_config *config);
+MPTRAIN_API mpt_dataset mpt_memory_dataset(
+    mpt_context *context, const mpt_memory_dataset_config *config);
 /* MNIST from a directory with the four idx files, plain or .gz, under their usual names. u8 inputs
    [1, 28, 28], delivered as value / 255. */
 MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split);
 /* Any pair of idx files; targets_path may be NULL. */
-MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
-                                const char *targets_path);
+MPTRAIN_API mpt_dataset mpt_idx(
+    mpt_context *context, const char *inputs_path, const char *targets_path);
 /* Samples from a callback, which loader workers run side by side: it fills `input` and `target`
    (sizes as declared; NULL without a target_dtype) for sample `index`, or returns false with a
    message in `error`. `seed` differs by sample and epoch, and not by worker. */
@@ -637,11 +636,11 @@ typedef struct mpt_user_dataset_config {
     mpt_dtype target_dtype;
     mpt_shape target_shape;
     bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
-                   size_t error_size);
+        size_t error_size);
     void *user;
 } mpt_user_dataset_config;
-MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
-                                         const mpt_user_dataset_config *config);
+MPTRAIN_API mpt_dataset mpt_user_dataset(
+    mpt_context *context, const mpt_user_dataset_config *config);
 
 MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset);    /* -1 on error */
 MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset); /* of an input; rank -1 on error */
@@ -654,13 +653,13 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
 /* Samples [first, first + count) as a dataset of their own. */
 MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count);
 /* Deals all samples out by a seeded permutation; fractions sum to 1; parts[] gets n datasets. */
-MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
-                                        uint64_t seed, mpt_dataset *parts);
+MPTRAIN_API mpt_status mpt_random_split(
+    mpt_dataset dataset, const double *fractions, int n, uint64_t seed, mpt_dataset *parts);
 /* One sample, converted as a loader would: `input` gets its elements as fp32, as many as
    mpt_dataset_shape says, `target` its class number; either may be NULL. A target of another dtype,
    or more than one, is an error; mpt_sample_into has room for those. */
-MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
-                                  int64_t *target);
+MPTRAIN_API mpt_status mpt_sample(
+    mpt_dataset dataset, int64_t index, float *input, int64_t *target);
 typedef struct mpt_sample_sizes {
     mpt_dtype dtype, target_dtype; /* MPT_F32, or the whole numbers that a loader does not convert;
                                       MPT_DTYPE_NONE: there are no targets */
@@ -671,8 +670,7 @@ typedef struct mpt_sample_sizes {
    *sizes (may be NULL) tells, also where a room is too small: that is an error, and nothing is
    written. NULL for both rooms makes no sample: it asks for the sizes alone. */
 MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
-                                       size_t input_bytes, void *target, size_t target_bytes,
-                                       mpt_sample_sizes *sizes);
+    size_t input_bytes, void *target, size_t target_bytes, mpt_sample_sizes *sizes);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
 
 /* A batch that has been made, as a loader's `collate` finds it. `x` [size, shape..], of the dtype
@@ -717,8 +715,8 @@ typedef struct mpt_batch {
     int64_t size;    /* samples */
     int64_t index;   /* number of the batch in its epoch */
 } mpt_batch;
-MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
-                                         const mpt_loader_config *config);
+MPTRAIN_API mpt_loader mpt_loader_create(
+    mpt_context *context, mpt_dataset dataset, const mpt_loader_config *config);
 /* The next batch; false at the end of an epoch (the next call then starts another one) and on
    error. Order and values depend on seed, epoch and index alone, never on the number of workers. */
 MPTRAIN_API bool mpt_loader_next(mpt_loader loader, mpt_batch *batch);
@@ -768,10 +766,10 @@ MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
    place are an error; a parameter that lacks a part is missing. What a load that is not strict
    leaves out is told to the log: as a warning where nothing fits, unless all of the file is
    ignored. */
-MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
-                                int *loaded);
-MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
-                                       const mpt_load_config *config, int *loaded);
+MPTRAIN_API mpt_status mpt_load(
+    mpt_module module, const char *path, const mpt_load_config *config, int *loaded);
+MPTRAIN_API mpt_status mpt_load_memory(
+    mpt_module module, const void *data, size_t bytes, const mpt_load_config *config, int *loaded);
 
 /* ==== Whole trainings ======================================================================== */
 
@@ -803,10 +801,10 @@ MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
    checkpoint's, or from a snapshot's, as text: "0.weight[3, 1] is 0.25 here and 0.5 there". Returns
    the length it needs, which is 0 for equal ones; mpt_failed tells those from a file that cannot be
    read. Counters come before weights, and weights before moments. */
-MPTRAIN_API size_t mpt_checkpoint_difference(mpt_context *context, const char *path, char *text,
-                                             size_t size);
-MPTRAIN_API size_t mpt_snapshot_difference(mpt_context *context, const void *block, size_t bytes,
-                                           char *text, size_t size);
+MPTRAIN_API size_t mpt_checkpoint_difference(
+    mpt_context *context, const char *path, char *text, size_t size);
+MPTRAIN_API size_t mpt_snapshot_difference(
+    mpt_context *context, const void *block, size_t bytes, char *text, size_t size);
 
 /* Checkpoints in a folder, for trainings of hours: DIR/step-000000001200.safetensors.
 
@@ -832,8 +830,8 @@ MPTRAIN_API mpt_checkpoint_config mpt_checkpoint_config_default(void);
    whose objects are all made; NULL config means defaults. A damaged newest file is told to the log,
    and the one before it taken; one of another training is an error. It is an error, too, where
    another process has the folder open (built-in io, where the system has such locks). */
-MPTRAIN_API mpt_status mpt_checkpoint_open(mpt_context *context, const char *folder,
-                                           const mpt_checkpoint_config *config);
+MPTRAIN_API mpt_status mpt_checkpoint_open(
+    mpt_context *context, const char *folder, const mpt_checkpoint_config *config);
 /* Behind each step. Also writes, once, where a stop is asked for. */
 MPTRAIN_API mpt_status mpt_checkpoint_step(mpt_context *context);
 /* Behind a validation: where `value` is less than all before, DIR/best.safetensors is written; NaN
@@ -876,8 +874,8 @@ typedef struct mpt_counters {
 } mpt_counters;
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
 /* Every launch as one line of text to `write`; NULL ends it. */
-MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
-                                          void (*write)(void *user, const char *line), void *user);
+MPTRAIN_API mpt_status mpt_print_launches(
+    mpt_context *context, void (*write)(void *user, const char *line), void *user);
 /* Checks every output for non-finite values and remembers the first: op, tensor, module, step. Also
    switched on by the scaler for one step after an overflow. Waits at every launch. */
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on);
@@ -914,8 +912,8 @@ typedef struct mpt_tensor_stats {
 MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor);
 /* Counts the elements in `bins` equal parts of [low, high], whose edges are fp32 as numpy has them;
    the last one has both its edges; what lies outside is not counted. */
-MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
-                                     int bins);
+MPTRAIN_API mpt_status mpt_histogram(
+    mpt_tensor tensor, double low, double high, int64_t *counts, int bins);
 /* The same as text, a line for each parameter or, if asked for, its gradient: statistics, how much
    is zero and how much fp16 would lose, to 0 or infinity, and a picture of the magnitudes. Returns
    the length it needs. */
@@ -926,8 +924,8 @@ MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text,
    i64 classes of the targets' shape, or logits or the like [.., classes], of which the largest
    counts. Targets of -100 are left out; any other that is no class is an error, and then nothing is
    counted. Waits for the device. */
-MPTRAIN_API mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts,
-                                     int classes);
+MPTRAIN_API mpt_status mpt_confusion(
+    mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes);
 /* What such a matrix says of one class, from 0, or as a mean with scikit-learn's names: of all
    classes that occur as target or output, of all samples, or of classes by how many samples they
    have. A quotient of nothing is 0; NaN is what there is of no matrix and no class.
@@ -943,8 +941,8 @@ MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int 
 /* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
    module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
    Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names the first element. */
-typedef mpt_tensor (*mpt_check_fn)(mpt_context *context, void *user, const mpt_tensor *in,
-                                   int n_in);
+typedef mpt_tensor (*mpt_check_fn)(
+    mpt_context *context, void *user, const mpt_tensor *in, int n_in);
 typedef struct mpt_gradcheck_config {
     double step;       /* 1e-2; times the value where that exceeds 1 */
     double rtol, atol; /* 1e-2, 1e-3: what fp32 and this step allow */
@@ -952,8 +950,7 @@ typedef struct mpt_gradcheck_config {
 MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void);
 /* Up to 8 inputs. */
 MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
-                                     const mpt_tensor *in, int n_in,
-                                     const mpt_gradcheck_config *config);
+    const mpt_tensor *in, int n_in, const mpt_gradcheck_config *config);
 /* What in this context could give other bits elsewhere, or in another run, as text, a line each;
    returns the length it needs. */
 MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size);
@@ -998,8 +995,8 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mp
    slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
    step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
    ends it where weights, states or metrics have changed. */
-MPTRAIN_API mpt_status mpt_step_slice(mpt_captured captured, mpt_tensor x, mpt_tensor y,
-                                      double seconds, bool *done);
+MPTRAIN_API mpt_status mpt_step_slice(
+    mpt_captured captured, mpt_tensor x, mpt_tensor y, double seconds, bool *done);
 /* How many steps so far ran without `fn`; -1 on error. */
 MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
@@ -1062,8 +1059,8 @@ MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
 /* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
    training mode; a net that is in mpt_eval as a whole is in training meanwhile, but for what was
    frozen. */
-MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
-                                   const mpt_fit_config *config);
+MPTRAIN_API mpt_fit_result mpt_fit(
+    mpt_module net, mpt_optimizer optimizer, mpt_loader train, const mpt_fit_config *config);
 /* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over
    a whole epoch of the loader. For other losses: validation in mpt_fit, or a loop. */
 typedef struct mpt_evaluation {

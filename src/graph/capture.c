@@ -43,8 +43,8 @@ mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
     return mpt__capture_missing(handle.context, "mpt_captured_step");
 }
 
-mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
-                          bool *done) {
+mpt_status mpt_step_slice(
+    mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds, bool *done) {
     if (done) *done = false;
     return mpt__capture_missing(handle.context, "mpt_step_slice");
 }
@@ -150,8 +150,8 @@ static bool mpt__input_fits(mpt_context *ctx, mpt_tensor recorded, mpt_tensor gi
 }
 
 /* Copies the inputs to where the launches read them. */
-static mpt_status mpt__inputs_set(mpt_context *ctx, const mpt__captured *captured,
-                                  const mpt_tensor *given) {
+static mpt_status mpt__inputs_set(
+    mpt_context *ctx, const mpt__captured *captured, const mpt_tensor *given) {
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
         if (!captured->input[i].slot) continue;
         const mpt__tensor *to = mpt__live(ctx, captured->input[i]);
@@ -165,8 +165,8 @@ static mpt_status mpt__inputs_set(mpt_context *ctx, const mpt__captured *capture
 }
 
 /* Makes the fixed inputs. */
-static mpt_status mpt__inputs_make(mpt_context *ctx, mpt__captured *captured,
-                                   const mpt_tensor *given) {
+static mpt_status mpt__inputs_make(
+    mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given) {
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
         if (!given[i].slot) continue;
         mpt_tensor made = mpt_zeros(ctx, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
@@ -227,13 +227,13 @@ static bool mpt__leaves_are(mpt_context *ctx, const mpt__ids *leaves) {
 
 /* Whether a step that found some gradients and left others can be repeated: of the same tensors,
    and none that it has read is elsewhere now. */
-static bool mpt__leaves_repeat(const mpt_context *ctx, const mpt__ids *before,
-                               const mpt__ids *after) {
+static bool mpt__leaves_repeat(
+    const mpt_context *ctx, const mpt__ids *before, const mpt__ids *after) {
     bool repeat = before->count == after->count;
     for (int64_t i = 0; i < before->count && repeat; i += 2)
-        repeat =
-            before->id[i] == after->id[i] && (before->id[i + 1] == after->id[i + 1] ||
-                                              ctx->storages[before->id[i + 1]].recordings == 0);
+        repeat = before->id[i] == after->id[i] &&
+            (before->id[i + 1] == after->id[i + 1] ||
+                ctx->storages[before->id[i + 1]].recordings == 0);
     return repeat;
 }
 
@@ -244,8 +244,8 @@ static bool mpt__gradients_note(mpt_context *ctx, mpt__captured *captured) {
         const mpt__parameter *p = &ctx->parameters[i];
         if (p->live && (p->cleared || captured->finds) &&
             (!mpt__ids_add(ctx, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
-             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot) ||
-             !mpt__ids_add(ctx, &captured->ends, p->scaler)))
+                !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot) ||
+                !mpt__ids_add(ctx, &captured->ends, p->scaler)))
             return false;
     }
     return mpt__leaves_note(ctx, &captured->leaves);
@@ -275,9 +275,9 @@ static uint64_t mpt__modes_now(const mpt_context *ctx) {
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
         if (module && (!mpt__in_training(module) || module->policy || mpt__hooks_of(module)))
-            hash = mpt__hash_u64(hash, (uint64_t)i << 10 | (uint64_t)module->policy << 2 |
-                                           (mpt__hooks_of(module) ? 2 : 0) |
-                                           (mpt__in_training(module) ? 0 : 1));
+            hash = mpt__hash_u64(hash,
+                (uint64_t)i << 10 | (uint64_t)module->policy << 2 |
+                    (mpt__hooks_of(module) ? 2 : 0) | (mpt__in_training(module) ? 0 : 1));
     }
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
         const mpt__parameter *p = &ctx->parameters[i];
@@ -308,19 +308,19 @@ static uint64_t mpt__patterns_now(mpt_context *ctx, const mpt__recording *record
 /* Stops trying, and says why. */
 static void mpt__capture_give_up(mpt_context *ctx, mpt__captured *captured, const char *why) {
     captured->eager = true;
-    mpt__log(&ctx->base, MPT_LOG_WARNING, "mpt_captured_step: every step runs by itself, since %s",
-             why);
+    mpt__log(
+        &ctx->base, MPT_LOG_WARNING, "mpt_captured_step: every step runs by itself, since %s", why);
 }
 
-static mpt_status mpt__step_by_hand(mpt_context *ctx, const mpt__captured *captured,
-                                    const mpt_tensor *input) {
+static mpt_status mpt__step_by_hand(
+    mpt_context *ctx, const mpt__captured *captured, const mpt_tensor *input) {
     mpt_status status = captured->fn(ctx, captured->user, input[0], input[1]);
     return !mpt__ok(ctx) ? ctx->base.status : status;
 }
 
 /* What the host has to do for the objects of one kind that a step updates, launches apart. */
-static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recording,
-                                 mpt__object_kind kind);
+static mpt_status mpt__host_work(
+    mpt_context *ctx, const mpt__recording *recording, mpt__object_kind kind);
 
 /* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
    the step writes from the host. */
@@ -366,13 +366,13 @@ static bool mpt__graph_make(mpt_context *ctx, mpt__captured *captured) {
     status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
     if (all && status == MPT_OK) return true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "mpt_captured_step: no graph (%s): launches go one by one", backend->error);
+        "mpt_captured_step: no graph (%s): launches go one by one", backend->error);
     return false;
 }
 
 /* Records a step that finds these gradients of tensors; false if it cannot be repeated. */
-static bool mpt__capture_try(mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given,
-                             const mpt__ids *before) {
+static bool mpt__capture_try(
+    mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given, const mpt__ids *before) {
     captured->gradients = mpt__gradients_now(ctx);
     captured->modes[0] = mpt__modes_now(ctx);
     for (int64_t i = 0; i < ctx->parameter_count; i++) ctx->parameters[i].cleared = false;
@@ -387,9 +387,8 @@ static bool mpt__capture_try(mpt_context *ctx, mpt__captured *captured, const mp
     if (!recording || ctx->now.step != step + 1) { /* one is counted, which dropout draws by */
         if (mpt__ok(ctx))
             mpt__capture_give_up(ctx, captured,
-                                 recording
-                                     ? "its function is not one mpt_step_begin and mpt_step_end"
-                                     : "it writes to tensors from the host");
+                recording ? "its function is not one mpt_step_begin and mpt_step_end"
+                          : "it writes to tensors from the host");
         return false;
     }
     captured->patterns = mpt__patterns_now(ctx, recording);
@@ -398,14 +397,14 @@ static bool mpt__capture_try(mpt_context *ctx, mpt__captured *captured, const mp
         return false;
     bool repeats = mpt__leaves_repeat(ctx, before, &captured->leaves);
     if (!repeats && ++captured->tries == MPT__CAPTURE_TRIES)
-        mpt__capture_give_up(ctx, captured,
-                             "it does not leave the gradients of tensors as it found them");
+        mpt__capture_give_up(
+            ctx, captured, "it does not leave the gradients of tensors as it found them");
     return repeats;
 }
 
 /* The second call. */
-static mpt_status mpt__capture_record(mpt_context *ctx, mpt__captured *captured,
-                                      const mpt_tensor *given) {
+static mpt_status mpt__capture_record(
+    mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given) {
     mpt__ids before;
     mpt__zero(before);
     bool done = mpt__leaves_note(ctx, &before) && mpt__capture_try(ctx, captured, given, &before);
@@ -423,8 +422,8 @@ static mpt_status mpt__capture_record(mpt_context *ctx, mpt__captured *captured,
 
 /* ==== Repeating ==== */
 
-static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recording,
-                                 mpt__object_kind kind) {
+static mpt_status mpt__host_work(
+    mpt_context *ctx, const mpt__recording *recording, mpt__object_kind kind) {
     for (int64_t i = 0; i < recording->work.count && mpt__ok(ctx); i += 3) {
         const uint32_t *work = &recording->work.id[i];
         void *object = work[0] == (uint32_t)kind ? mpt__work_object(ctx, work) : NULL;
@@ -504,8 +503,7 @@ static mpt_status mpt__slice_run(mpt_context *ctx, mpt__captured *captured, doub
 
 static mpt_status mpt__slice_go_on(mpt_context *ctx, mpt__captured *captured, double seconds) {
     if (mpt__held_state(ctx, captured->recording) != captured->seen_state)
-        return mpt__error(
-            ctx, STATE,
+        return mpt__error(ctx, STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
             "an op in place, an optimizer or a load); it ends here");
     if (captured->drops && ctx->device_step != captured->step) {
@@ -550,17 +548,17 @@ static void mpt__slice_end(mpt_context *ctx) {
 
 static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
     bool same = a->kernel == b->kernel && a->function == b->function &&
-                a->n_operands == b->n_operands && a->reduction == b->reduction &&
-                memcmp(a->slot, b->slot, sizeof a->slot) == 0 &&
-                memcmp(a->imm, b->imm, sizeof a->imm) == 0 &&
-                memcmp(a->index, b->index, sizeof a->index) == 0 &&
-                memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
+        a->n_operands == b->n_operands && a->reduction == b->reduction &&
+        memcmp(a->slot, b->slot, sizeof a->slot) == 0 &&
+        memcmp(a->imm, b->imm, sizeof a->imm) == 0 &&
+        memcmp(a->index, b->index, sizeof a->index) == 0 &&
+        memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
     for (int i = 0; i < a->n_operands && same; i++) {
         const mpt__operand *x = &a->operand[i], *y = &b->operand[i];
         if (!x->storage && !y->storage) continue; /* none; the rest is of an earlier launch */
         same = x->dtype == y->dtype && x->rank == y->rank && x->access == y->access &&
-               x->offset == y->offset && x->storage && y->storage &&
-               memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
+            x->offset == y->offset && x->storage && y->storage &&
+            memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
     }
     return same;
 }
@@ -571,17 +569,17 @@ static mpt_status mpt__capture_compare(mpt_context *ctx, const mpt__captured *ca
     mpt__recording *now = mpt__record_step(ctx, captured);
     if (!now) return ctx->base.status;
     int64_t i = 0;
-    while (i < old->count && i < now->count &&
-           mpt__same_launch(&old->launches[i], &now->launches[i]))
+    while (
+        i < old->count && i < now->count && mpt__same_launch(&old->launches[i], &now->launches[i]))
         i++;
     if (i < old->count || i < now->count) {
         const mpt__recording *longer = i < now->count ? now : old;
         mpt__error(ctx, STATE,
-                   "the captured step is no longer what its function does: launch %lld of %lld was "
-                   "kernel %s and is now %s; do the same in every step, or run this one by hand",
-                   (long long)i + 1, (long long)longer->count,
-                   i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
-                   i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
+            "the captured step is no longer what its function does: launch %lld of %lld was "
+            "kernel %s and is now %s; do the same in every step, or run this one by hand",
+            (long long)i + 1, (long long)longer->count,
+            i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
+            i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
     }
     mpt__object_free(ctx, MPT__RECORDING, now->id.slot);
     return ctx->base.status;
@@ -595,20 +593,20 @@ static bool mpt__begins_otherwise(mpt_context *ctx, mpt__captured *captured) {
     uint64_t modes = mpt__modes_now(ctx);
     bool again = captured->otherwise;
     bool changed = mpt__patterns_now(ctx, captured->recording) != captured->patterns ||
-                   (modes != captured->modes[0] && modes != captured->modes[1]);
+        (modes != captured->modes[0] && modes != captured->modes[1]);
     captured->otherwise = (captured->finds && mpt__gradients_now(ctx) != captured->gradients) ||
-                          !mpt__leaves_are(ctx, &captured->leaves);
+        !mpt__leaves_are(ctx, &captured->leaves);
     if (!changed && (!captured->otherwise || !again)) return captured->otherwise;
     mpt__captured_forget(ctx, captured);
     return changed;
 }
 
 /* `seconds`: of the first slice, after which the step may stand between two launches. */
-static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *ctx,
-                                      const mpt_tensor *given, double seconds) {
+static mpt_status mpt__captured_begin(
+    mpt__captured *captured, mpt_context *ctx, const mpt_tensor *given, double seconds) {
     if (ctx->step_depth || ctx->recorder)
         return mpt__error(ctx, STATE, "a %s is under way; captured steps stand alone",
-                          ctx->recorder ? "recording" : "step");
+            ctx->recorder ? "recording" : "step");
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
         if (given[i].slot && !mpt__at(ctx, given[i], i ? "y" : "x")) return ctx->base.status;
     captured->calls++;
@@ -640,8 +638,8 @@ mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
     return mpt__captured_begin(captured, handle.context, given, (double)INFINITY);
 }
 
-mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
-                          bool *done) {
+mpt_status mpt_step_slice(
+    mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds, bool *done) {
     MPT__PLAIN_FLOATS;
     mpt__lend(handle, x.context ? x.context : y.context);
     mpt_context *ctx = handle.context;

@@ -56,8 +56,8 @@ void mpt_log_stderr(void *user, mpt_log_level level, const char *message) {
     char line[1100];
     size_t length, room = sizeof line - 1;
     (void)user;
-    length = mpt__format_text(line, room, "mptrain: %s: %s",
-                              (unsigned)level < 4 ? names[level] : "?", message);
+    length = mpt__format_text(
+        line, room, "mptrain: %s: %s", (unsigned)level < 4 ? names[level] : "?", message);
     if (length > room - 1) length = room - 1;
     line[length] = '\n';
     fwrite(line, 1, length + 1, stderr); /* in one, so that lines of threads stay whole */
@@ -83,20 +83,9 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
 }
 
 #ifndef MPTRAIN_CPU_IMPLEMENTATION
-static const char *const mpt__status_names[] = {"ok",
-                                                "bad argument",
-                                                "shapes do not fit",
-                                                "dtypes do not fit",
-                                                "bad handle",
-                                                "wrong state",
-                                                "out of memory",
-                                                "input or output failed",
-                                                "bad format",
-                                                "index out of range",
-                                                "numeric",
-                                                "unsupported",
-                                                "device failed",
-                                                "thread"};
+static const char *const mpt__status_names[] = {"ok", "bad argument", "shapes do not fit",
+    "dtypes do not fit", "bad handle", "wrong state", "out of memory", "input or output failed",
+    "bad format", "index out of range", "numeric", "unsupported", "device failed", "thread"};
 
 const char *mpt_status_name(mpt_status status) {
     return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
@@ -181,9 +170,8 @@ static void *mpt__stb_resize(void *old, size_t before, size_t bytes) {
 }
 #endif
 
-static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
-    "parameter",  "master", "form",  "gradient",  "moment",
-    "activation", "data",   "batch", "workspace", "host"};
+static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {"parameter", "master", "form",
+    "gradient", "moment", "activation", "data", "batch", "workspace", "host"};
 
 /* "parameter", "master", ...: the words of every report. */
 #ifndef MPTRAIN_CPU_IMPLEMENTATION
@@ -193,8 +181,8 @@ const char *mpt_memory_kind_name(mpt_memory_kind kind) {
 #endif
 
 /* Names the three kinds that hold most, with what is left to do about it. */
-static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
-                                      mpt_memory_kind kind) {
+static mpt_status mpt__fail_memory_of(
+    mpt__base *base, const char *who, size_t bytes, mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
     int64_t wanted = bytes > PTRDIFF_MAX ? (int64_t)PTRDIFF_MAX : (int64_t)bytes;
     bool limited = base->memory_limit > 0 && wanted > base->memory_limit - memory->held;
@@ -212,20 +200,19 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
         if (most < 0) break;
         named[most] = true;
         length += mpt__format_text(use + length, sizeof use - length, "%s%s %B", i ? ", " : ": ",
-                                   mpt__memory_kinds[most], memory->current[most]);
+            mpt__memory_kinds[most], memory->current[most]);
     }
     if (limited)
         return mpt__fail(base, MPT_ERROR_MEMORY,
-                         "out of memory: asked for %B for %s beyond the memory_limit of %B; %B "
-                         "held, %B in use%s; try a smaller batch, "
-                         "mpt_memory_trim or a higher memory_limit",
-                         wanted, mpt_memory_kind_name(kind), base->memory_limit, memory->held,
-                         memory->total_current, use);
+            "out of memory: asked for %B for %s beyond the memory_limit of %B; %B "
+            "held, %B in use%s; try a smaller batch, "
+            "mpt_memory_trim or a higher memory_limit",
+            wanted, mpt_memory_kind_name(kind), base->memory_limit, memory->held,
+            memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
-                     "out of memory: %s refused %B for %s; %B held, %B in use%s; try a smaller "
-                     "batch or mpt_memory_trim",
-                     who, wanted, mpt_memory_kind_name(kind), memory->held, memory->total_current,
-                     use);
+        "out of memory: %s refused %B for %s; %B held, %B in use%s; try a smaller "
+        "batch or mpt_memory_trim",
+        who, wanted, mpt_memory_kind_name(kind), memory->held, memory->total_current, use);
 }
 
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
@@ -291,7 +278,7 @@ static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memor
 /* A growing array, a pointer at `array`: makes room for `need` elements of `size` bytes; *capacity
    counts elements. False with an error recorded when memory is out: the old array still stands. */
 static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
-                      mpt_memory_kind kind) {
+    mpt_memory_kind kind) {
     int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
     int64_t room = *capacity < 8 ? 8 : *capacity;
     void *rows, *larger;
@@ -481,8 +468,8 @@ static const char *mpt__io_reason(const mpt__base *base) {
 
 /* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
    another process. `mark` says who may remove it. False if it does not fit. */
-static bool mpt__temporary_path(const mpt__base *base, const char *path, const char *mark,
-                                char *out, size_t size) {
+static bool mpt__temporary_path(
+    const mpt__base *base, const char *path, const char *mark, char *out, size_t size) {
     static int32_t counter;
     int32_t number = mpt__atomic_add32(&counter, 1);
     double now = base->clock.now(base->clock.user);
@@ -492,7 +479,7 @@ static bool mpt__temporary_path(const mpt__base *base, const char *path, const c
     memcpy(out, path, directory);
     memcpy(&time, &now, sizeof time);
     return mpt__format_text(out + directory, size - directory, ".mptrain-%s%llx-%llx-%d.tmp", mark,
-                            mpt__process_id(), time, number) < size - directory;
+               mpt__process_id(), time, number) < size - directory;
 }
 
 /* A file that is being written, to be put in the place of another when it is whole. */
@@ -573,8 +560,8 @@ static void mpt__temporaries_sweep(const char *path, const char *mark) {
     const HANDLE search = FindFirstFileW(wide, &found);
     if (search == INVALID_HANDLE_VALUE) return;
     do {
-        if (WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name, (int)sizeof name, NULL,
-                                NULL) > 0 &&
+        if (WideCharToMultiByte(
+                CP_UTF8, 0, found.cFileName, -1, name, (int)sizeof name, NULL, NULL) > 0 &&
             mpt__temporary_name(name, mark, &process) && mpt__process_gone(process) &&
             mpt__format_text(other + n, sizeof other - n, "%s", name) < sizeof other - n &&
             mpt__wide_path(other, wide))
@@ -592,11 +579,10 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     if (attributes == INVALID_FILE_ATTRIBUTES || !(attributes & FILE_ATTRIBUTE_REPARSE_POINT))
         return true;
     const HANDLE file = CreateFileW(wide, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
-                                    NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
+        NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
     if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
     const DWORD n = GetFinalPathNameByHandleW(file, wide, MPT__WIDE_PATH, 0);
-    bool good = mpt__file_result(
-        n > 0 && n < MPT__WIDE_PATH &&
+    bool good = mpt__file_result(n > 0 && n < MPT__WIDE_PATH &&
         WideCharToMultiByte(CP_UTF8, 0, wide, -1, target, MPT__PATH_SIZE, NULL, NULL) > 0);
     CloseHandle(file);
     return good;
@@ -612,7 +598,7 @@ static bool mpt__folder_lock_file(const char *folder, intptr_t *lock, bool *take
         return mpt__file_result(FALSE);
     if (!mpt__wide_path(path, wide)) return false;
     const HANDLE file = CreateFileW(wide, GENERIC_WRITE, 0, NULL, OPEN_ALWAYS,
-                                    FILE_ATTRIBUTE_NORMAL | FILE_FLAG_DELETE_ON_CLOSE, NULL);
+        FILE_ATTRIBUTE_NORMAL | FILE_FLAG_DELETE_ON_CLOSE, NULL);
     *taken = file == INVALID_HANDLE_VALUE && GetLastError() == ERROR_SHARING_VIOLATION;
     if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
     *lock = (intptr_t)file;
@@ -763,8 +749,8 @@ static bool mpt__new_file_end(const mpt__new_file *t, bool good) {
 #ifndef MPTRAIN_NO_RESUME
 /* Makes a folder if it is not there and locks it, for as long as the process lives or until
    mpt__folder_unlock; *taken: another has it. Nothing is done where io is the user's. */
-static bool mpt__folder_lock(const mpt__base *base, const char *folder, intptr_t *lock,
-                             bool *taken) {
+static bool mpt__folder_lock(
+    const mpt__base *base, const char *folder, intptr_t *lock, bool *taken) {
     *lock = 0, *taken = false;
 #if !defined(MPT__NO_FILES)
     if (mpt__io_built_in(base)) return mpt__folder_lock_file(folder, lock, taken);
@@ -930,8 +916,8 @@ static void mpt__threads_init(mpt_threads *thread) {
 /* How many of a group's functions the user has set. */
 static int mpt__count_threads(const mpt_threads *t) {
     return !!t->create + !!t->join + !!t->mutex_create + !!t->mutex_destroy + !!t->mutex_lock +
-           !!t->mutex_unlock + !!t->condition_create + !!t->condition_destroy +
-           !!t->condition_wait + !!t->condition_broadcast;
+        !!t->mutex_unlock + !!t->condition_create + !!t->condition_destroy + !!t->condition_wait +
+        !!t->condition_broadcast;
 }
 
 /* Fills what `config` leaves null with the built-in callbacks. A group is replaced as a whole: of
@@ -964,13 +950,13 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     }
     if (allocator == 1)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
-                  "config.allocator has one of allocate and release: set both, or neither for the "
-                  "built-in allocator");
+            "config.allocator has one of allocate and release: set both, or neither for the "
+            "built-in allocator");
     if (threads != 0 && threads != 10)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
-                  "config.thread has %d of its 10 functions: set all, "
-                  "or none for the built-in threads",
-                  threads);
+            "config.thread has %d of its 10 functions: set all, "
+            "or none for the built-in threads",
+            threads);
 }
 
 #endif

@@ -52,8 +52,8 @@ static MPT__INLINE bool mpt__f64_is_finite(double value) {
 /* Rounds |value|, given as the bits of an fp32 without sign, finite or infinite, to a format with
  * `mantissa` stored bits and exponent bias `bias`. The result has exponent and mantissa fields as
  * in the format, except that values too large for it run on past its last exponent. */
-static MPT__INLINE uint32_t mpt__f32_round_to_small(uint32_t bits, uint32_t mantissa,
-                                                    uint32_t bias) {
+static MPT__INLINE uint32_t mpt__f32_round_to_small(
+    uint32_t bits, uint32_t mantissa, uint32_t bias) {
     uint32_t exponent = bits >> 23;
     uint32_t first_normal = 128 - bias; /* fp32 exponent field of the format's smallest normal */
     uint32_t shift = 23 - mantissa;
@@ -127,8 +127,8 @@ typedef enum mpt__f8_mode {
 } mpt__f8_mode;
 
 /* NaN keeps its sign; `most` is the largest finite code. */
-static MPT__INLINE uint8_t mpt__f32_to_f8(float value, uint32_t mantissa, uint32_t bias,
-                                          uint32_t most, mpt__f8_mode mode) {
+static MPT__INLINE uint8_t mpt__f32_to_f8(
+    float value, uint32_t mantissa, uint32_t bias, uint32_t most, mpt__f8_mode mode) {
     uint32_t bits = mpt__f32_bits(value), magnitude = bits & 0x7fffffffu, code = 0x7fu;
     if (magnitude <= 0x7f800000u) {
         code = mpt__f32_round_to_small(magnitude, mantissa, bias);

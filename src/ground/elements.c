@@ -20,7 +20,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     D(MPT_F8E4M3, uint8_t, mpt__f8e4m3_to_f32, \
       mpt__f32_to_f8e4m3(MPT__GET(float), MPT__F8_SATFINITE)) \
     D(MPT_F8E5M2, uint8_t, mpt__f8e5m2_to_f32, \
-      mpt__f32_to_f8e5m2(MPT__GET(float), MPT__F8_SATFINITE))
+        mpt__f32_to_f8e5m2(MPT__GET(float), MPT__F8_SATFINITE))
 #else
 #define MPT__STORED_F8(D)
 #endif
@@ -68,8 +68,7 @@ typedef enum { MPT__AS_REAL, MPT__AS_F64, MPT__AS_I64 } mpt__form;
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
 static MPT__FORCE_INLINE void mpt__load_as(void *to, mpt__form form, const void *data,
-                                           uint8_t dtype, int64_t offset, int64_t stride,
-                                           int64_t n) {
+    uint8_t dtype, int64_t offset, int64_t stride, int64_t n) {
 #define MPT__PUT(value) \
     (form == MPT__AS_REAL  ? (void)(((mpt__real *)to)[i] = (mpt__real)value) \
      : form == MPT__AS_F64 ? (void)(((double *)to)[i] = (double)value) \
@@ -80,44 +79,43 @@ static MPT__FORCE_INLINE void mpt__load_as(void *to, mpt__form form, const void 
 
 /* Rounds (floats) or truncates (integers) once and stores. */
 static MPT__FORCE_INLINE void mpt__store_as(void *data, uint8_t dtype, int64_t offset,
-                                            int64_t stride, const void *from, mpt__form form,
-                                            int64_t n) {
+    int64_t stride, const void *from, mpt__form form, int64_t n) {
 #define MPT__GET(type) \
     (form == MPT__AS_REAL ? (type)((const mpt__real *)from)[i] : (type)((const double *)from)[i])
     switch (dtype) { MPT__STORED(MPT__STORE_CASE) }
 #undef MPT__GET
 }
 
-static void mpt__load_real(mpt__real *to, const void *data, uint8_t dtype, int64_t offset,
-                           int64_t stride, int64_t n) {
+static void mpt__load_real(
+    mpt__real *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, int64_t n) {
     mpt__load_as(to, MPT__AS_REAL, data, dtype, offset, stride, n);
 }
 
-static void mpt__store_real(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                            const mpt__real *from, int64_t n) {
+static void mpt__store_real(
+    void *data, uint8_t dtype, int64_t offset, int64_t stride, const mpt__real *from, int64_t n) {
     mpt__store_as(data, dtype, offset, stride, from, MPT__AS_REAL, n);
 }
 
 /* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
-static void mpt__load_f64(double *to, const void *data, uint8_t dtype, int64_t offset,
-                          int64_t stride, int64_t n) {
+static void mpt__load_f64(
+    double *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, int64_t n) {
     mpt__load_as(to, MPT__AS_F64, data, dtype, offset, stride, n);
 }
 
-static void mpt__store_f64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                           const double *from, int64_t n) {
+static void mpt__store_f64(
+    void *data, uint8_t dtype, int64_t offset, int64_t stride, const double *from, int64_t n) {
     mpt__store_as(data, dtype, offset, stride, from, MPT__AS_F64, n);
 }
 
 /* For integers, exactly. */
-static void mpt__load_i64(int64_t *to, const void *data, uint8_t dtype, int64_t offset,
-                          int64_t stride, int64_t n) {
+static void mpt__load_i64(
+    int64_t *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, int64_t n) {
     mpt__load_as(to, MPT__AS_I64, data, dtype, offset, stride, n);
 }
 
 /* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
-static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                           const int64_t *from, int64_t n) {
+static void mpt__store_i64(
+    void *data, uint8_t dtype, int64_t offset, int64_t stride, const int64_t *from, int64_t n) {
     const mpt__form form = MPT__AS_I64;
     (void)form;
     switch (dtype) {

@@ -113,8 +113,8 @@ static void *mpt__file_open(void *user, const char *path, char mode) {
     (void)user;
     if (!mpt__wide_path(path, wide)) return NULL;
     file = CreateFileW(wide, mode == 'w' ? GENERIC_WRITE : GENERIC_READ,
-                       mode == 'w' ? 0 : FILE_SHARE_READ | FILE_SHARE_DELETE, NULL,
-                       mode == 'w' ? CREATE_ALWAYS : OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+        mode == 'w' ? 0 : FILE_SHARE_READ | FILE_SHARE_DELETE, NULL,
+        mode == 'w' ? CREATE_ALWAYS : OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
     return mpt__file_result(file != INVALID_HANDLE_VALUE) ? file : NULL;
 }
 
@@ -172,8 +172,7 @@ static bool mpt__file_commit(void *user, const char *temporary, const char *path
     if (!mpt__file_result(CloseHandle(file)) || !flushed) return false;
     /* The first keeps the attributes and rights of a file that is there. */
     return ReplaceFileW(to, from, NULL, 0, NULL, NULL) != 0 ||
-           mpt__file_result(
-               MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH));
+        mpt__file_result(MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH));
 }
 
 static bool mpt__file_remove(void *user, const char *path) {
@@ -193,7 +192,7 @@ static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, v
     if (!mpt__file_result(search != INVALID_HANDLE_VALUE)) return false;
     do {
         if (!mpt__file_result(WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name,
-                                                  (int)sizeof name, NULL, NULL) > 0))
+                                  (int)sizeof name, NULL, NULL) > 0))
             break;
         if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
             entry(to, name, (found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0);

@@ -51,7 +51,7 @@ typedef struct {
 
 static bool mpt__json_refuse(const mpt__json *json, const char *what) {
     mpt__fail(json->base, MPT_ERROR_FORMAT, "%s, byte %lld: %s", json->name,
-              (int64_t)(json->before + json->at), what);
+        (int64_t)(json->before + json->at), what);
     return false;
 }
 
@@ -112,9 +112,9 @@ static bool mpt__json_hex(mpt__json *json, uint32_t *value) {
     *value = 0;
     for (int i = 0; i < 4; i++, json->at++) {
         uint8_t c = mpt__json_byte(json), letter = c | 0x20;
-        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
-                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
-                                                          : 16;
+        uint32_t digit = c >= '0' && c <= '9' ? (uint32_t)(c - '0')
+            : letter >= 'a' && letter <= 'f'  ? (uint32_t)(letter - 'a' + 10)
+                                              : 16;
         if (digit > 15) return mpt__json_refuse(json, "four hexadecimal digits expected");
         *value = *value << 4 | digit;
     }

@@ -32,10 +32,9 @@ static MPT__INLINE double mpt__nearest_integer(double x) {
 
 /* (exp(r) - 1 - r) / r^2 by Taylor's series, for |r| <= 0.36. */
 static double mpt__exp_series(double r) {
-    static const double c[12] = {1.0 / 2,        1.0 / 6,         1.0 / 24,
-                                 1.0 / 120,      1.0 / 720,       1.0 / 5040,
-                                 1.0 / 40320,    1.0 / 362880,    1.0 / 3628800,
-                                 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+    static const double c[12] = {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
+        1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
+        1.0 / 6227020800.0};
     double sum = c[11];
     for (int i = 10; i >= 0; i--) sum = sum * r + c[i];
     return sum;
@@ -117,16 +116,9 @@ static double mpt__erf(double x) {
 /* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
 static void mpt__sincos_quadrant(int64_t quadrant, double r, double *sine, double *cosine) {
     /* Taylor: the signed inverses of 3!, 5!, .. 17! and of 4!, 6!, .. 16!. */
-    static const double odd[8] = {-1.0 / 6,
-                                  1.0 / 120,
-                                  -1.0 / 5040,
-                                  1.0 / 362880,
-                                  -1.0 / 39916800,
-                                  1.0 / 6227020800.0,
-                                  -1.0 / 1307674368000.0,
-                                  1.0 / 355687428096000.0};
-    static const double even[7] = {
-        1.0 / 24,        -1.0 / 720,           1.0 / 40320,           -1.0 / 3628800,
+    static const double odd[8] = {-1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
+        1.0 / 6227020800.0, -1.0 / 1307674368000.0, 1.0 / 355687428096000.0};
+    static const double even[7] = {1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800,
         1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
     double z = r * r, s = odd[7], c = even[6];
     for (int i = 6; i >= 0; i--) s = s * z + odd[i];
@@ -159,9 +151,9 @@ static void mpt__sincos(double x, double *sine, double *cosine) {
    the one that weighs 2 / 2^e on, are enough. No float lies closer to a multiple of pi/2 than
    about 2^-30. */
 static void mpt__sincos_far(double x, double *sine, double *cosine) {
-    static const uint32_t digits[9] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
-                                       0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu,
-                                       0xdebbc561u}; /* 2/pi, the point after the first word */
+    static const uint32_t digits[9] = {0, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u,
+        0xdb629599u, 0x3c439041u, 0xfe5163abu,
+        0xdebbc561u}; /* 2/pi, the point after the first word */
     if (!(x >= 524288.0 || x <= -524288.0) || !mpt__f32_is_finite((float)x)) {
         mpt__sincos(x, sine, cosine);
         return;
@@ -176,8 +168,8 @@ static void mpt__sincos_far(double x, double *sine, double *cosine) {
     uint64_t turns = ((m * word[0] + (low >> 32)) << 32) | (low & 0xffffffffu); /* 2^62: pi/2 */
     uint64_t quadrant = (turns + (UINT64_C(1) << 61)) >> 62;
     double rest = (double)(int64_t)(turns - (quadrant << 62));
-    mpt__sincos_quadrant((int64_t)quadrant, rest * (1.5707963267948966 / 4611686018427387904.0),
-                         sine, cosine);
+    mpt__sincos_quadrant(
+        (int64_t)quadrant, rest * (1.5707963267948966 / 4611686018427387904.0), sine, cosine);
     if (x < 0) *sine = -*sine;
 }
 
@@ -208,8 +200,8 @@ static void mpt__normal_pair(uint32_t radius_bits, uint32_t angle_bits, double v
     /* The angle is angle_bits / 2^32 turns: the nearest quarter turn, and the rest. */
     uint32_t quadrant = (angle_bits + 0x20000000u) >> 30;
     double rest = (double)(int32_t)(angle_bits - (quadrant << 30));
-    mpt__sincos_quadrant(quadrant, rest * (1.5707963267948966 / 1073741824.0), &value[1],
-                         &value[0]);
+    mpt__sincos_quadrant(
+        quadrant, rest * (1.5707963267948966 / 1073741824.0), &value[1], &value[0]);
     value[0] *= radius;
     value[1] *= radius;
 }
@@ -217,8 +209,8 @@ static void mpt__normal_pair(uint32_t radius_bits, uint32_t angle_bits, double v
 /* Elements first .. first+n-1 of a normally distributed sequence, computed in double and rounded to
  * float at the end. Elements 2k and 2k+1 come from words 2k and 2k+1 of the key. No value lies more
  * than 6.66 deviations from the mean. */
-static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float mean, float std,
-                               float *out) {
+static void mpt__random_normal(
+    mpt__rng_key key, uint64_t first, size_t n, float mean, float std, float *out) {
     size_t done = 0;
     while (done < n) {
         uint64_t at = first + done;

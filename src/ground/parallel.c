@@ -27,8 +27,8 @@ static int mpt__pool_threads(const mpt__pool *pool);
    below the threshold where waking threads pays, the caller does all of it. Returns when all is
    done. Floating-point state (FTZ/DAZ) of pool threads is that of the caller at the call. Not from
    within a chunk. A null pool means the calling thread alone. */
-static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work);
+static void mpt__parallel(
+    mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work);
 
 /* Runs that used more than one thread, and chunks done by each thread so far. */
 static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int64_t by_thread[64]);
@@ -141,7 +141,7 @@ static int64_t mpt__pool_work(mpt__pool *pool, int thread) {
 static bool mpt__pool_enter(mpt__pool_thread *self) {
     int64_t *at = &self->pool->gate, gate = mpt__atomic_load64(at);
     while ((gate & MPT__GATE_OPEN) && (gate & MPT__GATE_TICKETS) &&
-           gate / MPT__GATE_RUN != self->last) {
+        gate / MPT__GATE_RUN != self->last) {
         if (mpt__atomic_cas64(at, gate, gate + 1 - MPT__GATE_TICKET)) {
             self->last = gate / MPT__GATE_RUN;
             return true;
@@ -253,8 +253,8 @@ static void mpt__pool_wake(mpt__pool *pool) {
 }
 
 /* mpt__parallel with helpers. */
-static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t cost,
-                                        mpt__chunk_fn fn, void *work) {
+static MPT__NOINLINE void mpt__pool_run(
+    mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work) {
     int64_t shares = cost / MPT__PARALLEL_COST;
     int64_t helpers = shares < pool->started ? shares : pool->started;
     int64_t most = count / (4 * (helpers + 1));
@@ -271,8 +271,8 @@ static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t 
     started = mpt__system_now(NULL);
     mpt__atomic_store64(&pool->next, 0);
     run = mpt__atomic_load64(&pool->gate) / MPT__GATE_RUN + 1;
-    mpt__atomic_store64(&pool->gate,
-                        run * MPT__GATE_RUN + MPT__GATE_OPEN + helpers * MPT__GATE_TICKET);
+    mpt__atomic_store64(
+        &pool->gate, run * MPT__GATE_RUN + MPT__GATE_OPEN + helpers * MPT__GATE_TICKET);
     sleepers = mpt__atomic_load32(&pool->sleepers);
     if (cost >= MPT__WAKE_COST && sleepers > 0 && pool->started - sleepers < helpers)
         mpt__pool_wake(pool);
@@ -282,8 +282,8 @@ static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t 
     pool->parallel_runs += done < count;
 }
 
-static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn,
-                          void *work) {
+static void mpt__parallel(
+    mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work) {
     if (count <= 0) return;
     if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
         (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
@@ -351,8 +351,8 @@ static mpt__pool *mpt__pool_create(mpt__base *base, int threads) {
     pool->spin = threads <= cores ? MPT__POOL_SPIN : 0;
     if (threads > 1 && !mpt__pool_start(pool)) {
         mpt__fail(base, MPT_ERROR_THREAD,
-                  "could not make thread %d of %d; set config.threads to fewer, or to 1 for none",
-                  pool->started + 2, threads);
+            "could not make thread %d of %d; set config.threads to fewer, or to 1 for none",
+            pool->started + 2, threads);
         mpt__pool_destroy(pool);
         return NULL;
     }

@@ -69,8 +69,8 @@ static MPT__INLINE float mpt__uniform_from_bits(uint32_t bits) {
 
 /* Elements first .. first+n-1 of a sequence uniform in [low, high). low < high; both and their
  * difference are finite. Element i depends on word i of the key alone. */
-static void mpt__random_uniform(mpt__rng_key key, uint64_t first, size_t n, float low, float high,
-                                float *out) {
+static void mpt__random_uniform(
+    mpt__rng_key key, uint64_t first, size_t n, float low, float high, float *out) {
     float range = high - low;
     uint32_t words[64];
     for (size_t done = 0; done < n;) {
@@ -101,8 +101,8 @@ static MPT__INLINE uint64_t mpt__multiply_u64(uint64_t a, uint64_t b, uint64_t *
  * (Lemire, "Fast random integer generation in an interval", 2019). Uses block `index` of the key,
  * and that of further sequences derived from it in the rare case that both its tries are rejected.
  */
-static MPT__FORCE_INLINE uint64_t mpt__random_below(mpt__rng_key key, uint64_t index,
-                                                    uint64_t bound) {
+static MPT__FORCE_INLINE uint64_t mpt__random_below(
+    mpt__rng_key key, uint64_t index, uint64_t bound) {
     uint64_t sequence = mpt__hash_u64(key.stream, key.call);
     for (;;) {
         uint32_t words[4];

@@ -18,8 +18,8 @@ mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int6
     mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
     if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
         mpt__error(ctx, ARGUMENT,
-                   "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
-                   count, width, padding_index);
+            "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1", count,
+            width, padding_index);
     else if (mpt__ok(ctx))
         mpt__add_parameter(ctx, module, "weight", &shape, normal, 0);
     return mpt__layer_made(ctx, module);
@@ -41,8 +41,8 @@ static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attri
 }
 
 /* Part i of 3 of the fused projection of x. */
-static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor weight,
-                                 mpt_tensor bias, int64_t width, int i) {
+static mpt_tensor mpt__projected(
+    mpt__spares *spares, mpt_tensor x, mpt_tensor weight, mpt_tensor bias, int64_t width, int i) {
     mpt_tensor part = mpt__null(NULL);
     weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
     if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
@@ -76,21 +76,21 @@ static void mpt__cache_free(void *user) {
 }
 
 /* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
-static bool mpt__cache_takes(mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x,
-                             bool alone) {
+static bool mpt__cache_takes(
+    mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x, bool alone) {
     if (!ctx->inference_depth || ctx->capturing)
         return mpt__reject(ctx, STATE,
-                           "the layer has a cache, which is for mpt_inference_begin alone, and for "
-                           "no captured step; see mpt_cache_end");
+            "the layer has a cache, which is for mpt_inference_begin alone, and for "
+            "no captured step; see mpt_cache_end");
     if (!x) return false;
     if (!alone || x->shape.rank != 3 || x->shape.dim[0] != cache->batch)
         return mpt__reject(ctx, SHAPE,
-                           "input %S: a layer with a cache takes x [%lld, T, width] alone, without "
-                           "a mask",
-                           &x->shape, cache->batch);
+            "input %S: a layer with a cache takes x [%lld, T, width] alone, without "
+            "a mask",
+            &x->shape, cache->batch);
     if (x->shape.dim[1] <= cache->capacity - cache->length) return true;
     return mpt__reject(ctx, SHAPE, "%lld places more than the %lld that the cache has of %lld",
-                       x->shape.dim[1], cache->length, cache->capacity);
+        x->shape.dim[1], cache->length, cache->capacity);
 }
 
 /* Puts keys (i 0) or values behind those of before; gives all of them. */
@@ -111,13 +111,13 @@ static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, 
     place.shape.dim[1] = from->shape.dim[1];
     mpt__touched(ctx, place.storage);
     if (mpt__launch_copy(ctx, from, &place, MPT__WRITE) != MPT_OK) return mpt__null(ctx);
-    return mpt__spare(spares, mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0,
-                                        cache->length + from->shape.dim[1], 1));
+    return mpt__spare(spares,
+        mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0, cache->length + from->shape.dim[1], 1));
 }
 
 /* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
 static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
-                              mpt_tensor x, const char *norm) {
+    mpt_tensor x, const char *norm) {
     const mpt__attributes *a = &module->attributes;
     const mpt_shape shape = mpt_get_shape(x);
     mpt_rope_config rope = mpt_rope_config_default();
@@ -135,8 +135,8 @@ static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__m
 }
 
 /* in: x, or query, key, value, and maybe a mask. */
-static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
-                                          int n_in, mpt_tensor *out, int n_out) {
+static mpt_status mpt__multi_head_forward(
+    mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     mpt_context *ctx = self.context;
     mpt__module *module = mpt__module_at(ctx, self);
     mpt_tensor part[4], none = mpt__null(NULL);
@@ -144,14 +144,14 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     if (!module) return ctx->base.status;
     if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
         return mpt__error(ctx, ARGUMENT,
-                          "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
-                          "mask, and one output",
-                          n_in, n_out);
+            "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
+            "mask, and one output",
+            n_in, n_out);
     bool training = ctx->module_training && !ctx->inference_depth, own = n_in == 1;
     double p = training ? module->attributes.imm[1] : 0.0;
     mpt__attributes attributes =
         mpt__attention_attributes(module->attributes.rank, module->attributes.index[0] != 0, p, 0.0,
-                                  module->path_hash, p > 0.0 ? mpt__dropout_count(ctx, module) : 0);
+            module->path_hash, p > 0.0 ? mpt__dropout_count(ctx, module) : 0);
     attributes.index[3] = module->attributes.index[4];
     int64_t width = module->parameters[0].shape.dim[1];
     mpt_tensor weight = mpt__parameter_handle(ctx, module, 0);
@@ -204,8 +204,7 @@ mpt_multi_head_config mpt_multi_head_config_default(void) {
 #ifndef MPTRAIN_NO_ATTENTION
 /* Parameters and children of a layer; children: the last projection, norms of queries and keys. */
 static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t width, int heads,
-                                 const mpt_multi_head_config *config,
-                                 const mpt_module children[3]) {
+    const mpt_multi_head_config *config, const mpt_module children[3]) {
     static const char *const names[] = {"out_proj", "q_norm", "k_norm"};
     const mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
     mpt__attributes *a = &module->attributes;
@@ -217,25 +216,25 @@ static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t 
     a->index[0] = config->causal, a->index[1] = config->qk_norm;
     a->index[2] = config->rope.offset, a->index[3] = config->rope.interleaved;
     a->index[4] = config->window;
-    mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
-                       mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+    mpt__add_parameter(
+        ctx, module, "in_proj_weight", &weight, mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
     if (config->bias) {
-        mpt__add_parameter(ctx, module, "in_proj_bias", &bias, mpt_init_make(MPT_INIT_ZEROS, 0, 0),
-                           0);
+        mpt__add_parameter(
+            ctx, module, "in_proj_bias", &bias, mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
         mpt__module_at(ctx, children[0])->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
     }
     for (int i = 0; i < (config->qk_norm ? 3 : 1); i++)
         mpt__add_child(ctx, module, names[i], mpt__module_at(ctx, children[i]));
 }
 
-mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
-                                       const mpt_multi_head_config *config) {
+mpt_module mpt_nn_multi_head_attention(
+    mpt_context *ctx, int64_t width, int heads, const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
     mpt_multi_head_config defaults = mpt_multi_head_config_default();
     if (!config) config = &defaults;
     const bool turns = config->rope.base != 0.0;
     bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
-                width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
+        width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
     const bool placed =
         good && (!turns || (mpt__good_rope(&config->rope) && width / heads % 2 == 0));
     mpt_module child[3];
@@ -248,17 +247,17 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
         whole || !placed ? mpt__layer_new(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
     if (module && !good)
         mpt__error(ctx, ARGUMENT,
-                   "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
-                   "probability",
-                   width, heads, config->dropout);
+            "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
+            "probability",
+            width, heads, config->dropout);
     else if (module && (config->window < 0 || (config->window && !config->causal)))
         mpt__error(ctx, ARGUMENT, "window %lld: expected 0 or more, of causal attention alone",
-                   config->window);
+            config->window);
     else if (module && !placed)
         mpt__error(ctx, ARGUMENT,
-                   "rope of base %g, offset %lld, heads of %lld: expected more than 0, 0 to 2^40, "
-                   "and an even width",
-                   config->rope.base, config->rope.offset, width / heads);
+            "rope of base %g, offset %lld, heads of %lld: expected more than 0, 0 to 2^40, "
+            "and an even width",
+            config->rope.base, config->rope.offset, width / heads);
     if (module && mpt__ok(ctx)) mpt__multi_head_fill(ctx, module, width, heads, config, child);
     mpt_module made = mpt__layer_made(ctx, module);
     if (ctx && !made.slot) mpt__number_back(ctx, child, child[2].slot ? 3 : child[1].slot ? 2 : 1);
@@ -270,7 +269,7 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
 /* The next causal attention layer of a walk, from `module` on; NULL at the end. */
 static mpt__module *mpt__cache_layer(mpt__walk *walk, mpt__module *module) {
     while (module &&
-           !(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))
+        !(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))
         module = mpt__walk_next(walk);
     return module;
 }
@@ -281,12 +280,12 @@ mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
     mpt__walk walk;
     if (!found) return mpt__status_of(ctx);
     if (batch < 1 || capacity < 1 || capacity > (int64_t)1 << 40)
-        return mpt__error(ctx, ARGUMENT, "batch %lld, capacity %lld: expected 1 or more", batch,
-                          capacity);
+        return mpt__error(
+            ctx, ARGUMENT, "batch %lld, capacity %lld: expected 1 or more", batch, capacity);
     mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
     if (!m && mpt__ok(ctx))
-        return mpt__error(ctx, ARGUMENT,
-                          "the module has no layer of mpt_nn_multi_head_attention that is causal");
+        return mpt__error(
+            ctx, ARGUMENT, "the module has no layer of mpt_nn_multi_head_attention that is causal");
     for (; m && mpt__ok(ctx); m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
         mpt__cache *cache = (mpt__cache *)mpt__host_new(ctx, sizeof *cache);
         if (!cache) break;
@@ -316,7 +315,7 @@ mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
         mpt__cache *cache = (mpt__cache *)m->user;
         if (!cache || length < 0 || length > cache->length)
             return mpt__error(ctx, ARGUMENT, "length %lld: expected 0 to the cache's %lld", length,
-                              cache ? cache->length : (int64_t)0);
+                cache ? cache->length : (int64_t)0);
         cache->length = length;
     }
     return ctx->base.status;
@@ -337,8 +336,8 @@ mpt_status mpt_cache_end(mpt_module net) {
 
 /* ==== Gated units ==== */
 
-static mpt_tensor mpt__glu_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
-                               mpt_tensor residual, bool relu) {
+static mpt_tensor mpt__glu_run(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)ctx, (void)residual, (void)relu;
     return mpt_glu(x, -1, (mpt_gate)module->attributes.index[0]);
 }
@@ -361,12 +360,12 @@ mpt_module mpt_nn_hash_grid(mpt_context *ctx, const mpt_hash_grid_config *config
     cells[0] = config->coarsest, cells[1] = config->finest;
     if (!mpt__good_grid(table.dim, cells))
         mpt__error(ctx, ARGUMENT,
-                   "table %S, cells from %lld to %lld: expected 8 features at most, and 1 to 2^20, "
-                   "rising",
-                   &table, cells[0], cells[1]);
+            "table %S, cells from %lld to %lld: expected 8 features at most, and 1 to 2^20, "
+            "rising",
+            &table, cells[0], cells[1]);
     else if (mpt__ok(ctx))
-        mpt__add_parameter(ctx, module, "table", &table,
-                           mpt_init_make(MPT_INIT_UNIFORM, -1e-4, 1e-4), 0);
+        mpt__add_parameter(
+            ctx, module, "table", &table, mpt_init_make(MPT_INIT_UNIFORM, -1e-4, 1e-4), 0);
     return mpt__layer_made(ctx, module);
 }
 
@@ -396,8 +395,8 @@ int64_t mpt_cache_length(mpt_module net) {
 mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
     return mpt__no_attention_layer(ctx, "mpt_nn_embedding");
 }
-mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
-                                       const mpt_multi_head_config *config) {
+mpt_module mpt_nn_multi_head_attention(
+    mpt_context *ctx, int64_t width, int heads, const mpt_multi_head_config *config) {
     return mpt__no_attention_layer(ctx, "mpt_nn_multi_head_attention");
 }
 mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {

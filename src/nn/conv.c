@@ -9,7 +9,7 @@
 /* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
    into groups. */
 static mpt_module mpt__conv_layer(mpt_context *ctx, const char *call, mpt__layer layer,
-                                  mpt_shape weight, const mpt_conv_config *config) {
+    mpt_shape weight, const mpt_conv_config *config) {
     mpt__module *module = mpt__layer_new(ctx, call, layer);
     if (!module) return mpt__module_handle(ctx, NULL);
     int op = mpt__layer_rows[layer].op;
@@ -25,9 +25,9 @@ static mpt_module mpt__conv_layer(mpt_context *ctx, const char *call, mpt__layer
             good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
         if (!good)
             mpt__error(ctx, ARGUMENT,
-                       "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
-                       "the groups divide",
-                       &weight, groups);
+                "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
+                "the groups divide",
+                &weight, groups);
         weight.dim[1] /= groups;
     }
     mpt__layer_parameter(ctx, module, "weight", weight, 0);
@@ -37,23 +37,23 @@ static mpt_module mpt__conv_layer(mpt_context *ctx, const char *call, mpt__layer
 }
 
 mpt_module mpt_nn_conv2d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel_h,
-                         int64_t kernel_w, const mpt_conv_config *config) {
-    return mpt__conv_layer(ctx, "mpt_nn_conv2d", MPT__LAYER_conv2d,
-                           MPT_SHAPE(out, in, kernel_h, kernel_w), config);
+    int64_t kernel_w, const mpt_conv_config *config) {
+    return mpt__conv_layer(
+        ctx, "mpt_nn_conv2d", MPT__LAYER_conv2d, MPT_SHAPE(out, in, kernel_h, kernel_w), config);
 }
-mpt_module mpt_nn_conv1d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel,
-                         const mpt_conv_config *config) {
-    return mpt__conv_layer(ctx, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
-                           config);
+mpt_module mpt_nn_conv1d(
+    mpt_context *ctx, int64_t in, int64_t out, int64_t kernel, const mpt_conv_config *config) {
+    return mpt__conv_layer(
+        ctx, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel), config);
 }
 mpt_module mpt_nn_conv_transpose2d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel_h,
-                                   int64_t kernel_w, const mpt_conv_config *config) {
+    int64_t kernel_w, const mpt_conv_config *config) {
     return mpt__conv_layer(ctx, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
-                           MPT_SHAPE(in, out, kernel_h, kernel_w), config);
+        MPT_SHAPE(in, out, kernel_h, kernel_w), config);
 }
 
-mpt_module mpt_nn_upsample(mpt_context *ctx, mpt_shape size, double scale, mpt_interpolation mode,
-                           bool align_corners) {
+mpt_module mpt_nn_upsample(
+    mpt_context *ctx, mpt_shape size, double scale, mpt_interpolation mode, bool align_corners) {
     mpt__module *module = mpt__layer_new(ctx, "mpt_nn_upsample", MPT__LAYER_upsample);
     if (module)
         mpt__interpolate_attributes(ctx, &size, scale, mode, align_corners, &module->attributes);
@@ -66,8 +66,8 @@ mpt_module mpt_nn_upsample(mpt_context *ctx, mpt_shape size, double scale, mpt_i
  * that one to be called, and both are one launch, of weights that have the norm's scale in them.
  * Those are made anew whenever what they come from has changed. */
 
-static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *ctx, mpt__module *module,
-                                                 mpt_tensor x, mpt_tensor residual, bool relu) {
+static MPT__UNUSED mpt_tensor mpt__fused_forward(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)residual, (void)relu;
     bool waits = ctx->no_grad_depth || ctx->inference_depth;
     ctx->waiting.module = waits ? module->id.slot : 0;
@@ -80,7 +80,7 @@ static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *ctx, mpt__module *
 
 /* The folded weight, dense, and behind it the bias. */
 static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
-                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
     mpt_shape each = MPT_SHAPE(channels);
     int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
     view[0] = mpt__image_view(weight);
@@ -93,8 +93,7 @@ static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weig
 
 /* Rows of channels through the norm, given its weight, bias and statistics. */
 static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
-                                   const mpt__tensor *to, mpt__tensor *const norm[4],
-                                   const mpt__tensor *rstd, double eps) {
+    const mpt__tensor *to, mpt__tensor *const norm[4], const mpt__tensor *rstd, double eps) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
     int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
     int64_t inner = mpt__tensor_numel(from) / channels / first;
@@ -118,8 +117,8 @@ static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, b
 }
 
 /* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
-static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
-                            const mpt__tensor view[2]) {
+static mpt_status mpt__fold(
+    mpt__frame *frame, mpt__tensor *const in[6], double eps, const mpt__tensor view[2]) {
     mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
     mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
     mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
@@ -135,7 +134,7 @@ static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double 
 /* Makes the folded weight and bias where they are not those of now. A recording has them made by
    each replay. */
 static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
-                                 double eps, mpt__tensor view[2]) {
+    double eps, mpt__tensor view[2]) {
     uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
     for (int i = 0; i < 6; i++) {
         if (!in[i]) continue;
@@ -152,8 +151,8 @@ static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__te
 
 /* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
    that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
-static mpt__tensor *mpt__fused_norm(mpt_context *ctx, const mpt__module *norm,
-                                    const mpt_tensor in[6], bool relu) {
+static mpt__tensor *mpt__fused_norm(
+    mpt_context *ctx, const mpt__module *norm, const mpt_tensor in[6], bool relu) {
 #ifdef MPTRAIN_NO_CONV
     (void)ctx, (void)norm, (void)in, (void)relu;
     return NULL;
@@ -165,7 +164,7 @@ static mpt__tensor *mpt__fused_norm(mpt_context *ctx, const mpt__module *norm,
     if (!mpt__storage_alone(ctx, x->storage) || x->saves != 1 || x->nodes ||
         (in[5].slot && !residual) ||
         (residual &&
-         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
+            (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
         return NULL;
     mpt__module *conv = mpt__module_slot(ctx, ctx->waiting.conv);
     if (!conv || !conv->running || conv->running->norm != norm->id.slot ||

@@ -35,8 +35,7 @@ MPT__END_ABSENT
 /* A dense tensor by row `row` of a layer's state (NULL: a scale of 1), as `dtype`; NULL on
    error. */
 static mpt__tensor *mpt__fp8_cast(mpt_context *ctx, const mpt__tensor *x, mpt_dtype dtype,
-                                  mpt__fp8_way way, const mpt__tensor *state, int row,
-                                  bool watched) {
+    mpt__fp8_way way, const mpt__tensor *state, int row, bool watched) {
     /* Codes are kept: not in the memory of widened numbers before them, of four times their
        size. */
     ctx->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
@@ -49,8 +48,8 @@ static mpt__tensor *mpt__fp8_cast(mpt_context *ctx, const mpt__tensor *x, mpt_dt
     mpt__operand_on(launch, 1, out->storage, dtype, out->offset, count, MPT__WRITE);
     if (state)
         mpt__operand_on(launch, 2, state->storage, MPT_F32,
-                        state->offset + row * state->shape.dim[1], state->shape.dim[1],
-                        watched ? MPT__READ_WRITE : MPT__READ);
+            state->offset + row * state->shape.dim[1], state->shape.dim[1],
+            watched ? MPT__READ_WRITE : MPT__READ);
     launch->index[0] = way;
     if (mpt__submit(ctx, launch) == MPT_OK) return out;
     mpt__tensor_drop(ctx, out);
@@ -63,14 +62,14 @@ mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
         return mpt__refuse(x.context, DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D", dtype);
     if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
-        return mpt__refuse(x.context, DTYPE, "argument 1 is %D; mpt_cast it to float32 first",
-                           tensor->dtype);
+        return mpt__refuse(
+            x.context, DTYPE, "argument 1 is %D; mpt_cast it to float32 first", tensor->dtype);
     mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
     tensor = mpt__live(x.context, dense);
     mpt__tensor *out = NULL;
     if (tensor && mpt__ok(x.context))
         out = mpt__fp8_cast(x.context, tensor, dtype,
-                            saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT, NULL, 0, false);
+            saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT, NULL, 0, false);
     if (dense.slot != x.slot) mpt_release(dense);
     return out ? mpt__handle(x.context, out) : mpt__null(x.context);
 }
@@ -87,8 +86,8 @@ static void mpt__fp8_end(mpt_context *ctx, mpt_tensor handle) {
 }
 
 /* `x` as [rows, columns], quantised by a row of the state; the null handle on error. */
-static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t columns, int row,
-                                     bool watched) {
+static mpt_tensor mpt__fp8_quantised(
+    mpt_op_call *call, mpt_tensor x, int64_t columns, int row, bool watched) {
     mpt_context *ctx = call->frame->context;
     mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
     const mpt__tensor *tensor = mpt__live(ctx, flat);
@@ -97,7 +96,7 @@ static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t co
     mpt__tensor *out = NULL;
     if (tensor && mpt__ok(ctx))
         out = mpt__fp8_cast(ctx, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
-                            MPT__FP8_SCALE, call->frame->in[3], row, watched);
+            MPT__FP8_SCALE, call->frame->in[3], row, watched);
     mpt__fp8_end(ctx, flat);
     if (dense.slot != flat.slot) mpt__fp8_end(ctx, dense);
     return out ? mpt__handle(ctx, out) : mpt__null(ctx);
@@ -106,9 +105,9 @@ static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t co
 static mpt_tensor mpt__fp8_widened(mpt_op_call *call, mpt_tensor quantised, int row) {
     mpt_context *ctx = call->frame->context;
     const mpt__tensor *tensor = mpt__live(ctx, quantised);
-    mpt__tensor *out =
-        tensor ? mpt__fp8_cast(ctx, tensor, MPT_F32, MPT__FP8_WIDEN, call->frame->in[3], row, false)
-               : NULL;
+    mpt__tensor *out = tensor
+        ? mpt__fp8_cast(ctx, tensor, MPT_F32, MPT__FP8_WIDEN, call->frame->in[3], row, false)
+        : NULL;
     return out ? mpt__handle(ctx, out) : mpt__null(ctx);
 }
 
@@ -142,9 +141,9 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
     (void)user;
     if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
         return mpt__error(ctx, SHAPE,
-                          "linear layer in fp8: input %S does not fit weight %S (the last "
-                          "dimension has to be %lld)",
-                          &shape, &in[1]->shape, columns);
+            "linear layer in fp8: input %S does not fit weight %S (the last "
+            "dimension has to be %lld)",
+            &shape, &in[1]->shape, columns);
     mpt_dtype dtype = mpt__autocast_dtype(ctx);
     if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
     if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
@@ -194,8 +193,8 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     return frame->context->base.status;
 }
 
-static mpt_tensor mpt__fp8_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
-                                   mpt_tensor residual, bool relu) {
+static mpt_tensor mpt__fp8_forward(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu) {
     mpt__running *running = module->running;
     (void)residual, (void)relu;
     mpt_op op = {ctx, running->op_slot, running->op_generation};
@@ -246,8 +245,8 @@ static void mpt__fp8_new(mpt_context *ctx, mpt__module *module, const mpt_fp8_co
     module->running = running;
     *mpt__run_place(module) = mpt__fp8_forward;
     running->margin = config->margin;
-    running->values = mpt__storage_new(ctx, shape.dim[0] * shape.dim[1] * 4, MPT_MEMORY_PARAMETER,
-                                       MPT__FROM_DEVICE, true);
+    running->values = mpt__storage_new(
+        ctx, shape.dim[0] * shape.dim[1] * 4, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
     if (!running->values) return;
     mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
     running->buffer[MPT__BUFFER_FP8] = mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT);
@@ -257,7 +256,7 @@ static void mpt__fp8_new(mpt_context *ctx, mpt__module *module, const mpt_fp8_co
         mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
         launch->imm[0] = 1;
         mpt__operand_on(launch, 0, running->values, MPT_F32,
-                        row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
+            row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
         mpt__submit(ctx, launch);
     }
     mpt_op op = mpt__fp8_op_of(ctx, module->id.slot);
@@ -271,11 +270,11 @@ mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
     if (!module) return mpt__status_of(ctx);
     if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
         return mpt__error(ctx, ARGUMENT, "history = %d, margin = %d; expected 1..%d and 0..32",
-                          c.history, c.margin, (int)MPT__FP8_LONGEST);
+            c.history, c.margin, (int)MPT__FP8_LONGEST);
     if (module->frozen)
         return mpt__error(ctx, STATE,
-                          "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
-                          "save or value read");
+            "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
+            "save or value read");
     int64_t layers = 0;
     mpt__walk walk;
     for (module = mpt__walk_begin(&walk, ctx, module); module && mpt__ok(ctx);
@@ -286,7 +285,7 @@ mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
     }
     if (layers == 0 && mpt__ok(ctx))
         mpt__error(ctx, ARGUMENT,
-                   "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
+            "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
     return ctx->base.status;
 }
 

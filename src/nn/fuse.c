@@ -12,8 +12,8 @@
 int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
     (void)x;
     if (text && size > 0) *text = '\0';
-    mpt__misuse(module.context, "mpt_fuse", UNSUPPORTED,
-                "built without convolutions (MPTRAIN_NO_CONV)");
+    mpt__misuse(
+        module.context, "mpt_fuse", UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
     return -1;
 }
 mpt_status mpt_unfuse(mpt_module module) {
@@ -25,7 +25,7 @@ mpt_status mpt_unfuse(mpt_module module) {
 
 static bool mpt__is_conv(const mpt__module *module) {
     return module->layer == MPT__LAYER_conv2d || module->layer == MPT__LAYER_conv1d ||
-           module->layer == MPT__LAYER_conv_transpose2d;
+        module->layer == MPT__LAYER_conv_transpose2d;
 }
 
 static void mpt__unfuse(mpt_context *ctx, mpt__module *root) {
@@ -89,8 +89,8 @@ static const mpt__record *mpt__trace_next(const mpt__trace *trace, int64_t *at) 
 }
 
 /* How often a layer was called; *call: the last time. */
-static int mpt__trace_calls(const mpt__trace *trace, const mpt__module *module,
-                            const mpt__record **call) {
+static int mpt__trace_calls(
+    const mpt__trace *trace, const mpt__module *module, const mpt__record **call) {
     const mpt__record *record;
     int count = 0;
     for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
@@ -100,8 +100,8 @@ static int mpt__trace_calls(const mpt__trace *trace, const mpt__module *module,
 }
 
 /* How often the result of a call was used; *user: by what, NULL: it is the net's own result. */
-static int mpt__trace_uses(const mpt__trace *trace, const mpt__record *call,
-                           const mpt__record **user) {
+static int mpt__trace_uses(
+    const mpt__trace *trace, const mpt__record *call, const mpt__record **user) {
     const mpt__record *record;
     int count = trace->out->record == call;
     *user = NULL;
@@ -126,9 +126,9 @@ static mpt__module *mpt__trace_norm(mpt_context *ctx, const mpt__record *call) {
 
 /* Tries the folded numbers; says what is wrong with them, NULL: nothing, or an error recorded. */
 static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, const mpt__module *norm,
-                                 const mpt__record *call, const mpt__record *next) {
-    mpt__tensor *const from[] = {call->in[1], call->in[2], next->in[1],
-                                 next->in[2], next->in[3], next->in[4]};
+    const mpt__record *call, const mpt__record *next) {
+    mpt__tensor *const from[] = {
+        call->in[1], call->in[2], next->in[1], next->in[2], next->in[3], next->in[4]};
     const char *why = NULL;
     mpt__frame frame;
     mpt__tensor view[2];
@@ -138,8 +138,7 @@ static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, cons
     frame.attributes = &attributes;
     frame.compute = MPT_F32;
     frame.n_temporary = 0;
-    mpt_status status =
-        mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
+    mpt_status status = mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
     mpt__drop_temporaries(&frame);
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
@@ -157,8 +156,7 @@ static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, cons
 
 /* Pairs a convolution with its norm. Says why not, else NULL. */
 static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
-                                   const mpt__record **call, const mpt__record **next,
-                                   mpt__module **norm) {
+    const mpt__record **call, const mpt__record **next, mpt__module **norm) {
     mpt_context *ctx = trace->context;
     int calls = mpt__trace_calls(trace, conv, call);
     if (calls != 1) return calls ? "it is called more than once" : "it is not called";
@@ -173,11 +171,10 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
     if (!(*next)->in[3]) return "the batch norm after it keeps no running statistics";
     const mpt__tensor *weight = (*call)->in[1];
     if (weight->dtype == MPT_F64) return "its weights are float64";
-    if ((*call)->op == MPT__OP_conv_transpose2d &&
-        (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
+    if ((*call)->op == MPT__OP_conv_transpose2d && (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
         return "it is transposed, of more than one group";
     int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
-                     (*next)->in[3]->shape.dim[0];
+        (*next)->in[3]->shape.dim[0];
     conv->running = (mpt__running *)mpt__host_new(ctx, sizeof *conv->running);
     if (!conv->running) return NULL;
     mpt__zero(*conv->running);
@@ -212,8 +209,8 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
         }
         count++;
         mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(trace->context, norm->path),
-                        next->n_in > 5 && next->in[5] ? " + residual" : "",
-                        next->attributes.index[2] ? " + relu" : "");
+            next->n_in > 5 && next->in[5] ? " + residual" : "",
+            next->attributes.index[2] ? " + relu" : "");
         if (mpt__trace_uses(trace, next, &last) == 1 && last && last->op == MPT__OP_relu)
             mpt__write_text(text, " (the relu after it apart: see config.relu of the norm)");
         mpt__write_text(text, "\n");

@@ -27,17 +27,17 @@ static bool mpt__hook_runs(mpt_context *ctx, const mpt__module *module) {
     ctx->base.op = ctx->in_backward ? "mpt_backward" : "mpt_forward";
     if (!ctx->capturing && (!ctx->recorder || ctx->recorder->own)) return true;
     return mpt__reject(ctx, UNSUPPORTED,
-                       "%s has a hook, which runs on the host: neither captured steps nor "
-                       "recordings can repeat it; take it off before",
-                       module->cls.name);
+        "%s has a hook, which runs on the host: neither captured steps nor "
+        "recordings can repeat it; take it off before",
+        module->cls.name);
 }
 
 /* What a hook gave back, once it has returned. */
-static mpt_status mpt__hook_status(mpt_context *ctx, const mpt__module *module, const char *kind,
-                                   mpt_status status) {
+static mpt_status mpt__hook_status(
+    mpt_context *ctx, const mpt__module *module, const char *kind, mpt_status status) {
     if (!mpt__ok(ctx) || status == MPT_OK) return ctx->base.status;
-    return mpt__error_of(ctx, status, "%s hook of %s reported: %s", kind, module->cls.name,
-                         mpt_status_name(status));
+    return mpt__error_of(
+        ctx, status, "%s hook of %s reported: %s", kind, module->cls.name, mpt_status_name(status));
 }
 
 /* ==== Backward ==== */
@@ -64,16 +64,15 @@ static mpt_status mpt__hook_op_backward(mpt_op_call *call, void *user) {
         return mpt_op_set_input_grad(call, 0, gradient);
     if (!mpt__hook_runs(ctx, module)) return ctx->base.status;
     uint32_t storage = given->storage, version = ctx->storages[storage].version;
-    mpt_status status =
-        module->hooks->backward(mpt__module_handle(ctx, module), module->hooks->backward_user,
-                                (int)at[MPT__HOOK_OUTPUT], &gradient);
+    mpt_status status = module->hooks->backward(mpt__module_handle(ctx, module),
+        module->hooks->backward_user, (int)at[MPT__HOOK_OUTPUT], &gradient);
     ctx->base.op = "mpt_backward";
     if (mpt__hook_status(ctx, module, "backward", status) != MPT_OK) return ctx->base.status;
     if (ctx->storages[storage].version != version)
         return mpt__error(ctx, STATE,
-                          "the backward hook of %s changed in place the gradient that it got, "
-                          "which others may read; put another tensor into *gradient",
-                          module->cls.name);
+            "the backward hook of %s changed in place the gradient that it got, "
+            "which others may read; put another tensor into *gradient",
+            module->cls.name);
     return mpt_op_set_input_grad(call, 0, gradient);
 }
 
@@ -89,8 +88,8 @@ static mpt_op mpt__hook_op(mpt_context *ctx) {
 }
 
 /* An output with the hook's op behind it, where backward will come. */
-static mpt_status mpt__hook_output(mpt_context *ctx, const mpt__module *module, mpt_tensor *out,
-                                   int i) {
+static mpt_status mpt__hook_output(
+    mpt_context *ctx, const mpt__module *module, mpt_tensor *out, int i) {
     const mpt__tensor *made = mpt__live(ctx, out[i]);
     if (!made || !(made->flags & MPT__REQUIRES_GRAD) || ctx->no_grad_depth || ctx->inference_depth)
         return MPT_OK;
@@ -109,7 +108,7 @@ static mpt_status mpt__hook_output(mpt_context *ctx, const mpt__module *module, 
 /* ==== Forward ==== */
 
 static mpt_status mpt__hook_call(mpt_context *ctx, mpt__module *module, const mpt_tensor *in,
-                                 int n_in, mpt_tensor *out, int n_out) {
+    int n_in, mpt_tensor *out, int n_out) {
     MPT__PLAIN_FLOATS;
     const mpt__hooks *hooks = module->hooks;
     mpt__wait_no_more(ctx); /* a convolution that is to be fused, whose result would be gone */
@@ -128,7 +127,7 @@ static mpt_status mpt__hook_call(mpt_context *ctx, mpt__module *module, const mp
 
 /* All behind a forward. A hook may take off itself, or the other one. */
 static mpt_status mpt__hooks_call(mpt_context *ctx, mpt__module *module, const mpt_tensor *in,
-                                  int n_in, mpt_tensor *out, int n_out) {
+    int n_in, mpt_tensor *out, int n_out) {
     mpt__module_begin(ctx, module); /* children have run since */
     if (module->hooks->forward && mpt__hook_call(ctx, module, in, n_in, out, n_out) != MPT_OK)
         return ctx->base.status;
@@ -138,8 +137,8 @@ static mpt_status mpt__hooks_call(mpt_context *ctx, mpt__module *module, const m
 }
 
 /* `run` of a hooked layer that is not the user's. */
-static mpt_tensor mpt__hooked_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
-                                  mpt_tensor residual, bool relu) {
+static mpt_tensor mpt__hooked_run(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu) {
     mpt__layer_run run = module->hooks->run;
     mpt__tensor *made = NULL;
     mpt_tensor in[2], out = mpt__null(ctx);

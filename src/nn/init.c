@@ -19,8 +19,8 @@ static bool mpt__check_init(mpt_context *ctx, mpt_init init) {
     if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
         return mpt__reject(ctx, ARGUMENT, "init kind %d is none of mpt_init_kind", (int)init.kind);
     if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
-        return mpt__reject(ctx, ARGUMENT, "init parameters %g and %g must be finite", init.a,
-                           init.b);
+        return mpt__reject(
+            ctx, ARGUMENT, "init parameters %g and %g must be finite", init.a, init.b);
     return true;
 }
 
@@ -66,8 +66,8 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
 
 /* Of [low, high) what the parameter's dtype would round out of it becomes its number next to the
    bound within; where it has none there, that below `high`. */
-static void mpt__draw_uniform(mpt__rng_key key, uint8_t dtype, size_t n, float low, float high,
-                              float *values) {
+static void mpt__draw_uniform(
+    mpt__rng_key key, uint8_t dtype, size_t n, float low, float high, float *values) {
     mpt__random_uniform(key, 0, n, low, high, values);
     if (dtype == MPT_F32 || !(low < high)) return;
     const float most = mpt__number_below(dtype, high, false);
@@ -79,8 +79,8 @@ static void mpt__draw_uniform(mpt__rng_key key, uint8_t dtype, size_t n, float l
 }
 
 /* A parameter's first values, for storage of `dtype`. */
-static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64_t i,
-                              uint8_t dtype, float *values) {
+static void mpt__drawn_values(
+    mpt_context *ctx, const mpt__module *module, int64_t i, uint8_t dtype, float *values) {
     const mpt__module_parameter *row = &module->parameters[i];
     const size_t count = (size_t)ctx->parameters[row->parameter - 1].numel;
     double a, b;
@@ -104,8 +104,8 @@ static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64
 }
 
 /* Whether a parameter holds what was drawn for it, which `values` has, and nothing since. */
-static bool mpt__is_as_drawn(mpt_context *ctx, mpt__tensor *tensor, const float *values,
-                             float *room, size_t count) {
+static bool mpt__is_as_drawn(
+    mpt_context *ctx, mpt__tensor *tensor, const float *values, float *room, size_t count) {
     if (mpt__read_as(ctx, tensor, MPT_F32, room) != MPT_OK) return false;
     for (size_t k = 0; k < count; k++)
         if ((mpt__real)room[k] != mpt__as_stored(tensor->dtype, (mpt__real)values[k])) return false;
@@ -114,8 +114,8 @@ static bool mpt__is_as_drawn(mpt_context *ctx, mpt__tensor *tensor, const float 
 
 /* First values for a parameter. One that moves to another dtype, MPT_DTYPE_NONE for none, gets what
    stays within its range there, if it still holds its first ones. */
-static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i,
-                                      uint8_t dtype) {
+static mpt_status mpt__draw_parameter(
+    mpt_context *ctx, const mpt__module *module, int64_t i, uint8_t dtype) {
     MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];

@@ -118,14 +118,14 @@ typedef struct mpt__running {
     void (*settle)(mpt_context *ctx, struct mpt__running *running, bool commit);
 } mpt__running;
 
-static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
-                                                            "num_batches_tracked", "fp8_state"};
+static const char *const mpt__buffer_names[MPT__BUFFERS] = {
+    "running_mean", "running_var", "num_batches_tracked", "fp8_state"};
 
 typedef struct mpt__module mpt__module;
 /* What a layer does that is more than its op: of x, for a batch norm with what is added to the
    result and whether relu follows. */
-typedef mpt_tensor (*mpt__layer_run)(mpt_context *ctx, mpt__module *module, mpt_tensor x,
-                                     mpt_tensor residual, bool relu);
+typedef mpt_tensor (*mpt__layer_run)(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu);
 
 /* What a user looks at a module with; see nn/hooks.c, which fills it in. */
 typedef struct {
@@ -135,7 +135,7 @@ typedef struct {
     mpt__layer_run run; /* what `run` of the module would be */
     /* Behind a forward. */
     mpt_status (*call)(mpt_context *ctx, mpt__module *module, const mpt_tensor *in, int n_in,
-                       mpt_tensor *out, int n_out);
+        mpt_tensor *out, int n_out);
 } mpt__hooks;
 
 #ifdef MPTRAIN_NO_WATCH

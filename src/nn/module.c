@@ -57,8 +57,8 @@ static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
 
 static void mpt__running_free(mpt_context *ctx, mpt__running *running) {
     if (!running) return;
-    const uint32_t storages[] = {running->values, running->counts, running->next_values,
-                                 running->next_counts};
+    const uint32_t storages[] = {
+        running->values, running->counts, running->next_values, running->next_counts};
     for (int i = 0; i < MPT__BUFFERS; i++) {
         if (running->buffer[i]) {
             running->buffer[i]->flags = MPT__KEPT;
@@ -88,8 +88,8 @@ static void mpt__module_free(mpt_context *ctx, void *object) {
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
-static uint32_t mpt__other_parent(mpt_context *ctx, const mpt__module *parent,
-                                  const mpt__module *child) {
+static uint32_t mpt__other_parent(
+    mpt_context *ctx, const mpt__module *parent, const mpt__module *child) {
     const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *other = (const mpt__module *)table->rows[i].object;
@@ -252,14 +252,14 @@ static void mpt__number(mpt_context *ctx, mpt__module *root) {
 static bool mpt__check_open(mpt_context *ctx, const mpt__module *module, const char *what) {
     if (module->frozen)
         mpt__error(ctx, STATE,
-                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
-                   "more %s; add all of them first",
-                   what);
+            "the tree is in use (forward, optimizer, save or a value was read) and takes no "
+            "more %s; add all of them first",
+            what);
     return !module->frozen;
 }
 
-static mpt_status mpt__add_child(mpt_context *ctx, mpt__module *module, const char *name,
-                                 mpt__module *child) {
+static mpt_status mpt__add_child(
+    mpt_context *ctx, mpt__module *module, const char *name, mpt__module *child) {
     if (!mpt__check_open(ctx, module, "children")) return ctx->base.status;
     int depth = 1, most = 0;
     for (const mpt__module *above = module; above->parent; depth++)
@@ -275,8 +275,8 @@ static mpt_status mpt__add_child(mpt_context *ctx, mpt__module *module, const ch
         return mpt__error(ctx, ARGUMENT, "modules nest deeper than %d", MPT__MAX_DEPTH);
     if (!mpt__ok(ctx)) return ctx->base.status;
     if (child->frozen)
-        return mpt__error(ctx, STATE,
-                          "child %s is in use; build the whole tree, then load and use it", name);
+        return mpt__error(
+            ctx, STATE, "child %s is in use; build the whole tree, then load and use it", name);
     for (int64_t i = 0; i < module->child_count; i++) {
         if (strcmp(module->children[i].name, name) == 0)
             return mpt__error(ctx, ARGUMENT, "the module already has a child %s", name);
@@ -300,15 +300,15 @@ static mpt_status mpt__add_child(mpt_context *ctx, mpt__module *module, const ch
 }
 
 static mpt_status mpt__add_parameter(mpt_context *ctx, mpt__module *module, const char *name,
-                                     const mpt_shape *shape, mpt_init init, int64_t fan_in) {
+    const mpt_shape *shape, mpt_init init, int64_t fan_in) {
     if (!mpt__check_open(ctx, module, "parameters") || mpt__checked_bytes(ctx, MPT_F32, shape) < 0)
         return ctx->base.status;
     for (int64_t i = 0; i < module->parameter_count; i++) {
         if (strcmp(module->parameters[i].name, name) == 0)
             return mpt__error(ctx, ARGUMENT, "the module already has a parameter %s", name);
     }
-    if (!mpt__room(ctx, module->parameters, module->parameter_capacity,
-                   module->parameter_count + 1))
+    if (!mpt__room(
+            ctx, module->parameters, module->parameter_capacity, module->parameter_count + 1))
         return ctx->base.status;
     mpt__module_parameter *rows = module->parameters + module->parameter_count;
     mpt__zero(*rows);
@@ -350,14 +350,14 @@ static mpt_module mpt__layer_made(mpt_context *ctx, mpt__module *module) {
 }
 
 /* A parameter of PyTorch's default values by `fan_in`. */
-static void mpt__layer_parameter(mpt_context *ctx, mpt__module *module, const char *name,
-                                 mpt_shape shape, int64_t fan_in) {
+static void mpt__layer_parameter(
+    mpt_context *ctx, mpt__module *module, const char *name, mpt_shape shape, int64_t fan_in) {
     mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
     if (mpt__ok(ctx)) mpt__add_parameter(ctx, module, name, &shape, init, fan_in);
 }
 
-static mpt_module mpt__linear_new(mpt_context *ctx, const char *call, int64_t in, int64_t out,
-                                  bool bias) {
+static mpt_module mpt__linear_new(
+    mpt_context *ctx, const char *call, int64_t in, int64_t out, bool bias) {
     mpt__module *module = mpt__layer_new(ctx, call, MPT__LAYER_linear);
     if (!module) return mpt__module_handle(ctx, NULL);
     if (in < 1 || out < 1)
@@ -395,8 +395,8 @@ mpt_module mpt_nn_dropout(mpt_context *ctx, double p) {
     return mpt__layer_made(ctx, module);
 }
 
-static mpt_module mpt__number_layer(mpt_context *ctx, const char *call, mpt__layer layer, double a,
-                                    double b) {
+static mpt_module mpt__number_layer(
+    mpt_context *ctx, const char *call, mpt__layer layer, double a, double b) {
     mpt__module *module = mpt__layer_new(ctx, call, layer);
     const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
     if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
@@ -430,8 +430,8 @@ mpt_module mpt_nn_log_softmax(mpt_context *ctx, int dim) {
     return mpt__dim_layer(ctx, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
 }
 
-static mpt_module mpt__container_new(mpt_context *ctx, const char *call, mpt__layer layer,
-                                     const mpt_module *modules, int count) {
+static mpt_module mpt__container_new(
+    mpt_context *ctx, const char *call, mpt__layer layer, const mpt_module *modules, int count) {
     mpt__module *container = mpt__layer_new(ctx, call, layer);
     bool given = count == 0 || (count > 0 && modules);
     if (container && !given)
@@ -448,8 +448,8 @@ static mpt_module mpt__container_new(mpt_context *ctx, const char *call, mpt__la
 }
 
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
-static mpt_module mpt__gathered_new(mpt_context *ctx, const char *call, mpt__layer layer,
-                                    va_list arguments) {
+static mpt_module mpt__gathered_new(
+    mpt_context *ctx, const char *call, mpt__layer layer, va_list arguments) {
     enum { MOST = 255 }; /* compilers need not take more arguments */
     mpt_module modules[MOST];
     for (int count = 0; count <= MOST; count++) {
@@ -459,8 +459,7 @@ static mpt_module mpt__gathered_new(mpt_context *ctx, const char *call, mpt__lay
         if (count < MOST) modules[count] = module;
     }
     mpt__misuse(ctx, call, ARGUMENT,
-                "more than %d modules; is MPT_END missing? else use the form with an array",
-                (int)MOST);
+        "more than %d modules; is MPT_END missing? else use the form with an array", (int)MOST);
     return mpt__module_handle(ctx, NULL);
 }
 
@@ -606,8 +605,8 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
             const mpt__module *owner = mpt__module_slot(walk->context, row->owner);
             if (owner->mark != mark && owner->mark != walk->mark)
                 return mpt__error(walk->context, STATE,
-                                  "parameter %s of module %s is tied to one outside the tree",
-                                  row->name, walk->path);
+                    "parameter %s of module %s is tied to one outside the tree", row->name,
+                    walk->path);
             row->parameter = owner->parameters[row->owner_row].parameter;
         }
     }
@@ -632,7 +631,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
             char text[MPT__PATH_BYTES + 256];
             if (!module->running->buffer[i]) continue;
             mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
-                             mpt__buffer_names[i]);
+                mpt__buffer_names[i]);
             mpt__host_text_free(ctx, module->running->path[i]);
             module->running->path[i] = mpt__host_text(ctx, text);
             if (!module->running->path[i]) return ctx->base.status;
@@ -656,8 +655,8 @@ static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module,
 static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *ctx = walk->context;
     if (ctx->blocks[block].parameters > 0) {
-        uint32_t values = mpt__storage_new(ctx, ctx->blocks[block].numel * 4, MPT_MEMORY_PARAMETER,
-                                           MPT__FROM_DEVICE, true);
+        uint32_t values = mpt__storage_new(
+            ctx, ctx->blocks[block].numel * 4, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
         ctx->blocks[block].values = values;
     }
     mpt__module_parameter *row;
@@ -679,8 +678,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     mpt__walk walk;
     for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
         if (module->frozen) /* its parameters are there */
-            return mpt__error(
-                ctx, STATE,
+            return mpt__error(ctx, STATE,
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
     }
@@ -689,7 +687,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     if (block == UINT32_MAX) return ctx->base.status;
     mpt__number(ctx, root);
     bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
-                mpt__freeze_values(&walk, root, block) == MPT_OK;
+        mpt__freeze_values(&walk, root, block) == MPT_OK;
     for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
         module->frozen = good;
         for (int64_t i = 0; i < module->parameter_count && !good; i++)
@@ -731,8 +729,8 @@ static mpt_tensor mpt__parameter_handle(mpt_context *ctx, const mpt__module *mod
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
-static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *ctx, const mpt__module *module,
-                                                        mpt__tensor *x, mpt_activation activation) {
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(
+    mpt_context *ctx, const mpt__module *module, mpt__tensor *x, mpt_activation activation) {
     mpt__frame frame;
     int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
     if (!mpt__enter(ctx, mpt__layer_rows[module->layer].call) ||
@@ -750,14 +748,13 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *ctx, const 
 }
 
 static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
-                                         const mpt_tensor *in, int n_in, mpt_tensor *out,
-                                         int n_out) {
+    const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     MPT__PLAIN_FLOATS;
     const mpt_module_class *cls = &module->cls;
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
         return mpt__error(ctx, ARGUMENT, "%s takes %d inputs and %d outputs, got %d and %d",
-                          cls->name, cls->n_inputs ? cls->n_inputs : n_in,
-                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
+            cls->name, cls->n_inputs ? cls->n_inputs : n_in,
+            cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
     if (!mpt__user_forward_begin(ctx, cls->name)) return ctx->base.status;
     mpt_status status =
         cls->forward(mpt__module_handle(ctx, module), module->user, in, n_in, out, n_out);
@@ -765,8 +762,8 @@ static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
     ctx->base.op = "mpt_forward"; /* not the last call that the user's function made */
     if (!mpt__ok(ctx)) return ctx->base.status;
     if (status != MPT_OK)
-        return mpt__error_of(ctx, status, "forward of %s reported: %s", cls->name,
-                             mpt_status_name(status));
+        return mpt__error_of(
+            ctx, status, "forward of %s reported: %s", cls->name, mpt_status_name(status));
     if (out[0].slot == 0)
         return mpt__error(ctx, STATE, "forward of %s did not set output 0", cls->name);
     return mpt__hooks_of(module) ? module->hooks->call(ctx, module, in, n_in, out, n_out) : MPT_OK;
@@ -780,19 +777,19 @@ static bool mpt__is_batch_norm(const mpt__module *module) {
 static mpt_tensor mpt__layer_plain(mpt_context *ctx, mpt__module *module, mpt_tensor x) {
     switch (module->layer) {
     case MPT__LAYER_dropout:
-        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
-                                 mpt__dropout_count(ctx, module));
+        return mpt__dropout_call(
+            x, module->attributes.imm[0], module->path_hash, mpt__dropout_count(ctx, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
     default:
-        return mpt__refuse(ctx, UNSUPPORTED,
-                           "a list has no forward of its own; call its children, see mpt_child");
+        return mpt__refuse(
+            ctx, UNSUPPORTED, "a list has no forward of its own; call its children, see mpt_child");
     }
 }
 
 /* A layer of one input and one output that is more than an op, or has a hook. */
-static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
-                                                   mpt_tensor x, mpt_activation activation) {
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(
+    mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_activation activation) {
     mpt_tensor out = mpt__null(ctx);
     if (module->run)
         return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
@@ -815,8 +812,8 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
 
 /* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
    norm. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__module *module,
-                                                      mpt__tensor *x, mpt_activation activation) {
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
+    mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = ctx->autocast_depth;
     mpt__module_begin(ctx, module);
     mpt__tensor *out = NULL;
@@ -836,16 +833,16 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__mod
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
    given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
    a handle of it by. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module,
-                                                          mpt__tensor *x) {
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
+    mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(ctx, module)->watched;
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(ctx, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
         bool linear = child->layer == MPT__LAYER_linear;
-        bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
-                                child->layer <= MPT__LAYER_conv_transpose2d);
+        bool takes = linear ||
+            (child->layer >= MPT__LAYER_conv2d && child->layer <= MPT__LAYER_conv_transpose2d);
         if (((takes && !child->run) || (mpt__is_batch_norm(child) && !mpt__hooks_of(child))) &&
             i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
@@ -863,7 +860,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
 
 /* What both calls below do. What is made by layers alone comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
-                               int n_out, mpt__tensor **made) {
+    int n_out, mpt__tensor **made) {
     if (in) mpt__lend(module, mpt__context_of(in, n_in));
     mpt_context *ctx = module.context;
     if (out) mpt__outputs_null(ctx, out, n_out);
@@ -886,7 +883,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         out[0] = found->run(ctx, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
         mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
-                   found->cls.name, n_in, n_out);
+            found->cls.name, n_in, n_out);
     } else {
         mpt__tensor *x = mpt__slot(ctx, in[0].slot);
         *made = mpt__module_run(ctx, found, x, MPT_ACTIVATION_NONE);
@@ -900,8 +897,8 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
     return ctx->base.status;
 }
 
-mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
-                         int n_out) {
+mpt_status mpt_forward_n(
+    mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     mpt__tensor *made = NULL;
     mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
     if (made) out[0] = mpt__handle(module.context, made);

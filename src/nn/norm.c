@@ -8,8 +8,8 @@
 
 /* ==== Running statistics ==== */
 
-static mpt__launch *mpt__running_launch(mpt_context *ctx, const uint32_t storage[4],
-                                        int64_t channels) {
+static mpt__launch *mpt__running_launch(
+    mpt_context *ctx, const uint32_t storage[4], int64_t channels) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RUNNING_STATS);
     mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
     for (int i = 0; i < 4; i++) {
@@ -46,8 +46,8 @@ static void mpt__running_update(mpt_context *ctx, void *user, const void *what) 
     mpt__running *running = mpt__module_slot(ctx, batch->module)->running;
     (void)user;
     const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
-                                 running->pending ? running->next_counts : running->counts,
-                                 running->next_values, running->next_counts};
+        running->pending ? running->next_counts : running->counts, running->next_values,
+        running->next_counts};
     mpt__launch *launch = mpt__running_launch(ctx, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
     launch->imm[1] = batch->unbiased;
@@ -60,8 +60,8 @@ static void mpt__running_update(mpt_context *ctx, void *user, const void *what) 
 
 static void mpt__statistics_settle(mpt_context *ctx, mpt__running *running, bool commit) {
     if (!commit) return;
-    const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
-                                 running->counts};
+    const uint32_t storage[4] = {
+        running->next_values, running->next_counts, running->values, running->counts};
     mpt__submit(ctx, mpt__running_launch(ctx, storage, mpt__running_channels(running)));
     ctx->storages[running->values].version++;
     ctx->storages[running->counts].version++;
@@ -94,8 +94,8 @@ int64_t mpt_refused_updates(mpt_module module) {
 }
 
 /* Means 0, variances 1, counts 0. */
-static void mpt__running_new(mpt_context *ctx, mpt__module *module, int64_t channels,
-                             double momentum) {
+static void mpt__running_new(
+    mpt_context *ctx, mpt__module *module, int64_t channels, double momentum) {
     mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
     mpt__running *running = (mpt__running *)mpt__host_new(ctx, sizeof *running);
     if (!running) return;
@@ -103,11 +103,11 @@ static void mpt__running_new(mpt_context *ctx, mpt__module *module, int64_t chan
     module->running = running;
     running->momentum = momentum;
     if (mpt__listen(ctx, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
-    uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
-                                  &running->next_counts};
+    uint32_t *const storages[] = {
+        &running->values, &running->next_values, &running->counts, &running->next_counts};
     for (int i = 0; i < 4; i++) {
-        *storages[i] = mpt__storage_new(ctx, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
-                                        MPT__FROM_DEVICE, true);
+        *storages[i] = mpt__storage_new(
+            ctx, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
         if (!*storages[i]) return;
     }
     for (int i = 0; i < MPT__BUFFER_FP8; i++) {
@@ -145,8 +145,7 @@ mpt_norm_config mpt_norm_config_default(void) {
 /* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
    is none in this build. */
 static mpt__module *mpt__norm_new(mpt_context *ctx, const char *call, mpt__layer layer,
-                                  mpt_shape shape, int64_t count, const mpt_norm_config *config,
-                                  const char *missing) {
+    mpt_shape shape, int64_t count, const mpt_norm_config *config, const char *missing) {
     MPT__PLAIN_FLOATS;
     mpt__module *module = mpt__layer_new(ctx, call, layer);
     if (!module) return NULL;
@@ -156,7 +155,7 @@ static mpt__module *mpt__norm_new(mpt_context *ctx, const char *call, mpt__layer
     for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
     if (mpt__ok(ctx) && !good)
         mpt__error(ctx, SHAPE, "expected 1 to %d dimensions, or a number of features, of 1 or more",
-                   (int)MPT_MAX_RANK);
+            (int)MPT_MAX_RANK);
     if (mpt__ok(ctx) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
         mpt__error(ctx, ARGUMENT, "eps %g: expected 0 or more", config->eps);
     static const char *const names[] = {"weight", "bias"};

@@ -15,8 +15,8 @@ static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 /* ==== Finding ==== */
 
 /* The module at a path of names that ends at `end`; NULL if there is none. */
-static mpt__module *mpt__module_find(mpt_context *ctx, mpt__module *module, const char *path,
-                                     const char *end) {
+static mpt__module *mpt__module_find(
+    mpt_context *ctx, mpt__module *module, const char *path, const char *end) {
     while (module && path < end) {
         const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
         size_t length = (size_t)((dot ? dot : end) - path);
@@ -34,8 +34,8 @@ static mpt__module *mpt__module_find(mpt_context *ctx, mpt__module *module, cons
 
 /* Number in its module of the parameter at `path`; *holder is that module. -1: an error
    recorded. */
-static int64_t mpt__find_parameter(mpt_context *ctx, mpt__module *module, const char *path,
-                                   mpt__module **holder) {
+static int64_t mpt__find_parameter(
+    mpt_context *ctx, mpt__module *module, const char *path, mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
     *holder = dot ? mpt__module_find(ctx, module, path, dot) : module;
     for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
@@ -46,7 +46,7 @@ static int64_t mpt__find_parameter(mpt_context *ctx, mpt__module *module, const 
         return row->owner_row;
     }
     mpt__error(ctx, ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
-               module->cls.name, path ? path : "(null)");
+        module->cls.name, path ? path : "(null)");
     return -1;
 }
 
@@ -68,7 +68,7 @@ mpt_tensor mpt_buffer(mpt_module module, const char *path) {
         if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
             return mpt__handle(ctx, holder->running->buffer[i]);
     return mpt__refuse(ctx, ARGUMENT, "%s has no buffer \"%s\"; mpt_summary lists them",
-                       found->cls.name, path ? path : "(null)");
+        found->cls.name, path ? path : "(null)");
 }
 
 mpt_module mpt_child(mpt_module module, const char *path) {
@@ -79,14 +79,14 @@ mpt_module mpt_child(mpt_module module, const char *path) {
         path && *path ? mpt__module_find(ctx, found, path, path + strlen(path)) : NULL;
     if (!child)
         mpt__error(ctx, ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them", found->cls.name,
-                   path ? path : "(null)");
+            path ? path : "(null)");
     return mpt__module_handle(ctx, child);
 }
 
 /* ==== Listing ==== */
 
-static int64_t mpt__module_parameters(mpt_context *ctx, mpt_module module, const char *name,
-                                      uint32_t *list, int64_t capacity) {
+static int64_t mpt__module_parameters(
+    mpt_context *ctx, mpt_module module, const char *name, uint32_t *list, int64_t capacity) {
     mpt__module *found = mpt__module_at(ctx, module), *holder;
     if (!found || mpt__freeze(ctx, found) != MPT_OK) return -1;
     if (name) {
@@ -139,16 +139,15 @@ static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
         return true;
     }
     if (!walk->buffers) {
-        mpt__walk_begin(walk, walk->context,
-                        mpt__module_slot(walk->context, walk->level[0].slot));
+        mpt__walk_begin(walk, walk->context, mpt__module_slot(walk->context, walk->level[0].slot));
         walk->buffers = true;
     }
     return mpt__walk_buffer(walk, weight);
 }
 
 /* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
-static const char *mpt__relative_path(mpt_context *ctx, const mpt__module *module,
-                                      const char *path) {
+static const char *mpt__relative_path(
+    mpt_context *ctx, const mpt__module *module, const char *path) {
     if (!module->parent) return path;
     const char *prefix = mpt__path_text(ctx, module->path);
     size_t length = strlen(prefix);
@@ -217,9 +216,9 @@ static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
 static bool mpt__may_train(mpt_context *ctx, const mpt__module *module) {
     if (!module->borrows) return true;
     return mpt__reject(ctx, STATE,
-                       "%s \"%s\" borrows its values from another context (mpt_share_module), so "
-                       "it is frozen",
-                       module->cls.name, mpt__path_text(ctx, module->path));
+        "%s \"%s\" borrows its values from another context (mpt_share_module), so "
+        "it is frozen",
+        module->cls.name, mpt__path_text(ctx, module->path));
 }
 #endif
 
@@ -260,7 +259,7 @@ mpt_status mpt_set_label(mpt_module root, const char *label) {
     if (!label) return mpt__error(root.context, ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
         return mpt__error(root.context, STATE,
-                          "a label belongs to the root of a tree, before the tree is first used");
+            "a label belongs to the root of a tree, before the tree is first used");
     found->label = mpt__hash_bytes(1, label, strlen(label));
     return MPT_OK;
 }
@@ -269,8 +268,7 @@ mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
     mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
     if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
-        return mpt__error(
-            module.context, DTYPE,
+        return mpt__error(module.context, DTYPE,
             "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %D", dtype);
     found->policy = (uint8_t)dtype;
     return MPT_OK;
@@ -279,8 +277,8 @@ mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
 /* ==== Pure half ==== */
 
 /* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
-static float *mpt__parameter_values(mpt_context *ctx, const mpt__parameter *parameter,
-                                    size_t *bytes) {
+static float *mpt__parameter_values(
+    mpt_context *ctx, const mpt__parameter *parameter, size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
     float *values = (float *)mpt__host_new(ctx, *bytes);
     if (values && mpt__read_as(ctx, parameter->tensor, MPT_F32, values) == MPT_OK) return values;
@@ -288,12 +286,11 @@ static float *mpt__parameter_values(mpt_context *ctx, const mpt__parameter *para
     return NULL;
 }
 
-static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parameter,
-                                  mpt_dtype dtype) {
+static mpt_status mpt__check_half(
+    mpt_context *ctx, const mpt__parameter *parameter, mpt_dtype dtype) {
     if (mpt__writing_refused(ctx, parameter->tensor->storage)) return ctx->base.status;
     if (parameter->optimizer)
-        return mpt__error(
-            ctx, STATE,
+        return mpt__error(ctx, STATE,
             "parameter %s already belongs to an optimizer; call mpt_half before it is made",
             parameter->path);
     size_t bytes;
@@ -302,9 +299,9 @@ static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parame
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
         mpt__error(ctx, NUMERIC,
-                   "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the weights "
-                   "down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, i, (double)values[i], dtype, (double)limit);
+            "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the weights "
+            "down, use MPT_BF16, or train with autocast instead",
+            parameter->path, i, (double)values[i], dtype, (double)limit);
         break;
     }
     mpt__host_free(ctx, values, bytes);
@@ -313,8 +310,8 @@ static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parame
 
 /* Gives a parameter its place in another block, and converts its values there, or takes those that
    are there. */
-static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uint32_t index,
-                                int64_t offset, bool converts) {
+static void mpt__move_parameter(
+    mpt_context *ctx, mpt__parameter *parameter, uint32_t index, int64_t offset, bool converts) {
     mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
     mpt__tensor *tensor = parameter->tensor;
     mpt__gradient_drop(ctx, &tensor->gradient); /* a view of the old block's */
@@ -355,8 +352,8 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
         mpt__draw_parameter(ctx, walk.module, walk.row - 1, (uint8_t)dtype);
     uint32_t block = numel > 0 && mpt__ok(ctx) ? mpt__block_new(ctx, dtype) : UINT32_MAX;
     if (block == UINT32_MAX) return ctx->base.status;
-    uint32_t values = mpt__storage_new(ctx, numel * mpt__dtype_info[dtype].bytes,
-                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    uint32_t values = mpt__storage_new(
+        ctx, numel * mpt__dtype_info[dtype].bytes, MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
     ctx->blocks[block].values = values;
     ctx->blocks[block].numel = numel;
     if (!values) mpt__block_free(ctx, &ctx->blocks[block]);
@@ -376,8 +373,8 @@ typedef struct {
 } mpt__summary;
 
 /* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
-static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
-                              const char *numel) {
+static void mpt__summary_line(
+    mpt__text *out, const char *name, const char *kind, const char *shape, const char *numel) {
     static const size_t starts[] = {0, 27, 45, 65};
     const char *column[] = {name, kind, shape, numel};
     size_t line = out->length;
@@ -389,8 +386,8 @@ static void mpt__summary_line(mpt__text *out, const char *name, const char *kind
     mpt__write_text(out, "\n");
 }
 
-static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
-                                const mpt_shape *dims, bool buffer) {
+static void mpt__summary_tensor(
+    mpt__summary *summary, const char *text, mpt_dtype dtype, const mpt_shape *dims, bool buffer) {
     char name[256], shape[192], number[24];
     int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
     mpt__format_text(name, sizeof name, "  %s", text);
@@ -401,8 +398,8 @@ static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dty
     *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
 }
 
-static void mpt__summary_module(mpt_context *ctx, mpt__summary *summary,
-                                const mpt__module *module) {
+static void mpt__summary_module(
+    mpt_context *ctx, mpt__summary *summary, const mpt__module *module) {
     for (int64_t i = 0; i < module->parameter_count; i++) {
         const mpt__module_parameter *row = &module->parameters[i];
         mpt_dtype dtype = MPT_F32;
@@ -414,8 +411,8 @@ static void mpt__summary_module(mpt_context *ctx, mpt__summary *summary,
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
         const mpt__tensor *tensor = module->running->buffer[i];
         if (tensor)
-            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
-                                &tensor->shape, true);
+            mpt__summary_tensor(
+                summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype, &tensor->shape, true);
     }
 }
 
@@ -431,8 +428,8 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
         mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
         mpt__summary_module(module.context, &summary, found);
     }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
-                    summary.bytes);
+    mpt__write_text(
+        &summary.out, "total: %lld parameters, %lld bytes", summary.parameters, summary.bytes);
     if (summary.buffer_bytes > 0)
         mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
     mpt__write_text(&summary.out, "\n");
@@ -442,12 +439,12 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
 /* ==== Copying, hashing, destroying ==== */
 
 /* Values of one buffer into another, through host memory. */
-static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
-                                   const mpt__buffer *source) {
+static mpt_status mpt__copy_buffer(
+    mpt_context *to, const mpt__buffer *target, mpt_context *from, const mpt__buffer *source) {
     const mpt__tensor *a = target->tensor, *b = source->tensor;
     if (a->dtype != b->dtype || !mpt__same_shape(a, b))
         return mpt__error(to, SHAPE, "buffer %s is %S here and %S in the source (%s)", target->path,
-                          &a->shape, &b->shape, source->path);
+            &a->shape, &b->shape, source->path);
     size_t bytes = (size_t)mpt__tensor_bytes(a);
     void *values = mpt__host_new(from, bytes);
     if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
@@ -460,12 +457,12 @@ static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, m
 
 /* Values of one parameter into another of the same shape, through host memory. */
 static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
-                                      mpt_context *from, const mpt__parameter *source) {
+    mpt_context *from, const mpt__parameter *source) {
     mpt__tensor *a = target->tensor;
     const mpt__tensor *b = source->tensor;
     if (!mpt__same_shape(a, b))
         return mpt__error(to, SHAPE, "parameter %s is %S here and %S in the source (%s)",
-                          target->path, &a->shape, &b->shape, source->path);
+            target->path, &a->shape, &b->shape, source->path);
     size_t bytes;
     float *values = mpt__parameter_values(from, source, &bytes);
     if (values)
@@ -490,8 +487,8 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
     int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
     int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
     if (here != there)
-        return mpt__error(to, SHAPE, "the source has %lld parameters, the destination %lld", there,
-                          here);
+        return mpt__error(
+            to, SHAPE, "the source has %lld parameters, the destination %lld", there, here);
     const mpt__parameter *a, *b;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);
@@ -510,8 +507,8 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
 }
 
 /* Hash over the elements of a storage range. */
-static uint64_t mpt__hash_storage(mpt_context *ctx, uint64_t hash, uint32_t storage,
-                                  int64_t byte_offset, int64_t bytes) {
+static uint64_t mpt__hash_storage(
+    mpt_context *ctx, uint64_t hash, uint32_t storage, int64_t byte_offset, int64_t bytes) {
     unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
     for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
         int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
@@ -521,15 +518,15 @@ static uint64_t mpt__hash_storage(mpt_context *ctx, uint64_t hash, uint32_t stor
     return hash;
 }
 
-static uint64_t mpt__hash_tensor(mpt_context *ctx, uint64_t hash, const char *path,
-                                 const mpt__tensor *tensor) {
+static uint64_t mpt__hash_tensor(
+    mpt_context *ctx, uint64_t hash, const char *path, const mpt__tensor *tensor) {
     int64_t width = mpt__dtype_info[tensor->dtype].bytes;
     hash = mpt__hash_bytes(hash, path, strlen(path));
     for (int d = 0; d < tensor->shape.rank; d++)
         hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
     hash = mpt__hash_u64(hash, tensor->dtype);
-    return mpt__hash_storage(ctx, hash, tensor->storage, tensor->offset * width,
-                             mpt__tensor_bytes(tensor));
+    return mpt__hash_storage(
+        ctx, hash, tensor->storage, tensor->offset * width, mpt__tensor_bytes(tensor));
 }
 
 uint64_t mpt_module_hash(mpt_module module) {
@@ -559,8 +556,8 @@ mpt_status mpt_module_destroy(mpt_module root) {
     mpt__walk_begin(&walk, ctx, found);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {
         if (row->parameter && ctx->parameters[row->parameter - 1].optimizer)
-            return mpt__error(
-                ctx, STATE, "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
+            return mpt__error(ctx, STATE,
+                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
                 ctx->parameters[row->parameter - 1].path);
     }
     if (mpt__ok(ctx)) mpt__module_end(ctx, found, true);
@@ -610,7 +607,7 @@ mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
         same = row->shape.dim[d] == from->shape.dim[d];
     if (!same)
         return mpt__error(ctx, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
-                          &row->shape, source, &from->shape);
+            &row->shape, source, &from->shape);
     const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
         const mpt__module *other = (const mpt__module *)table->rows[m].object;

@@ -27,11 +27,11 @@ typedef struct {
 /* ==== What has to agree ==== */
 
 static bool mpt__share_between(mpt_context *ctx, mpt_context *of, const char *whose) {
-    const char *what = of->recorder                           ? "a recording is under way"
-                       : of->sliced                           ? "a step is under way in slices"
-                       : of->step_depth                       ? "a step is open"
-                       : of->in_backward || of->forward_depth ? "a forward or backward runs"
-                                                              : NULL;
+    const char *what = of->recorder            ? "a recording is under way"
+        : of->sliced                           ? "a step is under way in slices"
+        : of->step_depth                       ? "a step is open"
+        : of->in_backward || of->forward_depth ? "a forward or backward runs"
+                                               : NULL;
     if (!what) return true;
     return mpt__reject(ctx, STATE, "%s in the context of the %s; share between steps", what, whose);
 }
@@ -40,19 +40,18 @@ static bool mpt__share_contexts(const mpt__sharing *s) {
     mpt_context *to = s->to, *from = s->from;
     if (to == from)
         return mpt__reject(to, ARGUMENT,
-                           "both modules are of one context, where one can be used in both places; "
-                           "mpt_tie ties single parameters");
+            "both modules are of one context, where one can be used in both places; "
+            "mpt_tie ties single parameters");
     if (to->config.device != from->config.device ||
         (!to->backend.synchronous && to->config.device_index != from->config.device_index))
-        return mpt__reject(to, DEVICE,
-                           "the two contexts compute on different devices; mpt_copy_module copies");
+        return mpt__reject(
+            to, DEVICE, "the two contexts compute on different devices; mpt_copy_module copies");
     return mpt__share_between(to, to, "borrower") && mpt__share_between(to, from, "lender");
 }
 
 /* Of a parameter or buffer and its counterpart; `theirs` NULL: there is none. */
 static bool mpt__share_fits(const mpt__sharing *s, const char *kind, const char *path,
-                            const mpt__tensor *mine, const char *their_path,
-                            const mpt__tensor *theirs) {
+    const mpt__tensor *mine, const char *their_path, const mpt__tensor *theirs) {
     path = mpt__relative_path(s->to, s->target, path);
     if (!theirs) return mpt__reject(s->to, SHAPE, "the lender has no %s %s", kind, path);
     their_path = mpt__relative_path(s->from, s->origin, their_path);
@@ -60,11 +59,11 @@ static bool mpt__share_fits(const mpt__sharing *s, const char *kind, const char 
         return mpt__reject(s->to, SHAPE, "%s %s is %s in the lender", kind, path, their_path);
     if (!mpt__same_shape(mine, theirs))
         return mpt__reject(s->to, SHAPE, "%s %s is %S here and %S in the lender", kind, path,
-                           &mine->shape, &theirs->shape);
+            &mine->shape, &theirs->shape);
     if (mine->dtype != theirs->dtype)
         return mpt__reject(s->to, DTYPE,
-                           "%s %s is %D here and %D in the lender; mpt_half makes them alike", kind,
-                           path, mine->dtype, theirs->dtype);
+            "%s %s is %D here and %D in the lender; mpt_half makes them alike", kind, path,
+            mine->dtype, theirs->dtype);
     return true;
 }
 
@@ -77,18 +76,18 @@ static bool mpt__share_compare(const mpt__sharing *s) {
     mpt__walk_begin(&mine, s->to, s->target);
     mpt__walk_begin(&theirs, s->from, s->origin);
     while (a = mpt__walk_values(&mine), b = mpt__walk_values(&theirs), a != NULL) {
-        if (!mpt__share_fits(s, "parameter", a->path, a->tensor, b ? b->path : NULL,
-                             b ? b->tensor : NULL))
+        if (!mpt__share_fits(
+                s, "parameter", a->path, a->tensor, b ? b->path : NULL, b ? b->tensor : NULL))
             return false;
         if (a->optimizer)
             return mpt__reject(s->to, STATE,
-                               "parameter %s belongs to an optimizer, which cannot train what is "
-                               "borrowed; mpt_optimizer_destroy it first",
-                               a->path);
+                "parameter %s belongs to an optimizer, which cannot train what is "
+                "borrowed; mpt_optimizer_destroy it first",
+                a->path);
     }
     if (b)
         return mpt__reject(s->to, SHAPE, "the borrower has no parameter %s, which the lender has",
-                           mpt__relative_path(s->from, s->origin, b->path));
+            mpt__relative_path(s->from, s->origin, b->path));
     mpt__walk_begin(&mine, s->to, s->target);
     mpt__walk_begin(&theirs, s->from, s->origin);
     for (;;) {
@@ -96,9 +95,9 @@ static bool mpt__share_compare(const mpt__sharing *s) {
         if (!one && !other) return mpt__ok(s->to);
         if (!one)
             return mpt__reject(s->to, SHAPE, "the borrower has no buffer %s, which the lender has",
-                               mpt__relative_path(s->from, s->origin, there.path));
+                mpt__relative_path(s->from, s->origin, there.path));
         if (!mpt__share_fits(s, "buffer", here.path, here.tensor, other ? there.path : NULL,
-                             other ? there.tensor : NULL))
+                other ? there.tensor : NULL))
             return false;
     }
 }
@@ -181,8 +180,8 @@ static void mpt__share_settle(mpt__sharing *s) {
 /* ==== The change ==== */
 
 /* A storage of running state gives way to another one. */
-static void mpt__share_state(mpt_context *ctx, mpt__running *running, uint32_t *storage,
-                             uint32_t row) {
+static void mpt__share_state(
+    mpt_context *ctx, mpt__running *running, uint32_t *storage, uint32_t row) {
     uint32_t old = *storage;
     if (!old || old == row) return;
     for (int i = 0; i < MPT__BUFFERS; i++) {

@@ -28,12 +28,10 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     if (!mpt__check_float(frame, 1)) return ctx->base.status;
     if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
         return mpt__error(ctx, SHAPE,
-                          "ids %S, weight %S: expected at most 7 dimensions, and [V, D]",
-                          &ids->shape, &w->shape);
+            "ids %S, weight %S: expected at most 7 dimensions, and [V, D]", &ids->shape, &w->shape);
     if (padding < -1 || padding >= w->shape.dim[0])
         return mpt__error(ctx, ARGUMENT,
-                          "padding_index %lld: expected a row of weight %S, or -1 for none",
-                          padding, &w->shape);
+            "padding_index %lld: expected a row of weight %S, or -1 for none", padding, &w->shape);
     frame->out_dtype[0] = (mpt_dtype)w->dtype;
     frame->out_shape[0] = ids->shape;
     frame->out_shape[0].dim[frame->out_shape[0].rank++] = w->shape.dim[1];
@@ -43,7 +41,7 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
 /* Sizes of a table [L, T, F], and cells of the first level and of the last one. */
 static bool mpt__good_grid(const int64_t size[3], const int64_t cells[2]) {
     return size[0] > 0 && size[1] > 0 && size[2] > 0 && size[2] <= 8 && cells[0] > 0 &&
-           cells[1] >= cells[0] && cells[1] <= 1 << 20;
+        cells[1] >= cells[0] && cells[1] <= 1 << 20;
 }
 
 /* in: x [.., D], table [L, T, F]. index: cells. */
@@ -56,9 +54,9 @@ static mpt_status mpt__hash_grid_shape(mpt__frame *frame) {
         return frame->context->base.status;
     if (dims < 2 || dims > 3 || table->shape.rank != 3 || !mpt__good_grid(size, cells))
         return mpt__error(frame->context, SHAPE,
-                          "x %S, table %S, cells from %lld to %lld: expected [.., 2 or 3], [L, T, "
-                          "F] with F up to 8, and 1 to 2^20, rising",
-                          &x->shape, &table->shape, cells[0], cells[1]);
+            "x %S, table %S, cells from %lld to %lld: expected [.., 2 or 3], [L, T, "
+            "F] with F up to 8, and 1 to 2^20, rising",
+            &x->shape, &table->shape, cells[0], cells[1]);
     if (x->flags & MPT__REQUIRES_GRAD)
         return mpt__error(frame->context, UNSUPPORTED, "x gets no gradient; mpt_detach it");
     frame->out_dtype[0] = (mpt_dtype)table->dtype;
@@ -75,8 +73,7 @@ static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tenso
 
 /* That of a table [V, D] by ids, or of a grid's by places. */
 static mpt__launch *mpt__embedding_launch(mpt__frame *frame, mpt__kernel kernel, mpt__kernel grid,
-                                          int position, const mpt__tensor *ids,
-                                          const mpt__tensor *table) {
+    int position, const mpt__tensor *ids, const mpt__tensor *table) {
     MPT__PLAIN_FLOATS;
     const int64_t *index = frame->attributes->index, levels = table->shape.dim[0];
     const bool places = table->shape.rank == 3;
@@ -113,8 +110,8 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
     bool wide = dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
     if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
     if (!sum) return ctx->base.status;
-    mpt__launch *launch = mpt__embedding_launch(frame, MPT__K_EMBEDDING_BACKWARD,
-                                                MPT__K_HASH_GRID_BACKWARD, 0, ids, dw);
+    mpt__launch *launch = mpt__embedding_launch(
+        frame, MPT__K_EMBEDDING_BACKWARD, MPT__K_HASH_GRID_BACKWARD, 0, ids, dw);
     mpt__operand_rows(launch, 1, dy, false, MPT__READ);
     mpt__operand_of(launch, 2, sum, wide ? access : MPT__WRITE);
     mpt_status status = mpt__submit(ctx, launch);
@@ -133,8 +130,8 @@ typedef struct {
 } mpt__attention_views;
 
 /* [.., T, D], or one of `parts` equal parts of the last dimension, by heads, as [B, H, T, D]. */
-static mpt__tensor mpt__attention_view(const mpt__frame *frame, const mpt__tensor *x, int part,
-                                       int parts) {
+static mpt__tensor mpt__attention_view(
+    const mpt__frame *frame, const mpt__tensor *x, int part, int parts) {
     mpt__tensor view = *x;
     int lead = 4 - x->shape.rank;
     view.shape.rank = 4;
@@ -154,8 +151,8 @@ static mpt__tensor mpt__attention_view(const mpt__frame *frame, const mpt__tenso
 }
 
 /* Views of q, k and v, or of what has their places in a gradient. */
-static mpt__attention_views mpt__attention_split(const mpt__frame *frame,
-                                                 mpt__tensor *const in[3]) {
+static mpt__attention_views mpt__attention_split(
+    const mpt__frame *frame, mpt__tensor *const in[3]) {
     mpt__attention_views views;
     bool packed = !frame->in[1];
     views.q = mpt__attention_view(frame, in[0], 0, packed ? 3 : 1);
@@ -170,7 +167,7 @@ static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expecte
     const mpt__tensor *k = frame->in[1] ? frame->in[1] : frame->in[0];
     const mpt__tensor *v = frame->in[2] ? frame->in[2] : frame->in[0];
     return mpt__error(frame->context, SHAPE, "q %S, k %S, v %S: expected %s", &frame->in[0]->shape,
-                      &k->shape, &v->shape, expected);
+        &k->shape, &v->shape, expected);
 }
 
 static mpt_status mpt__attention_shape(mpt__frame *frame) {
@@ -185,15 +182,15 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
                 frame->in[i]->shape.dim[2] % (heads * parts) == 0 && frame->in[i]->shape.dim[2] > 0;
     }
     if (!good)
-        return mpt__attention_mismatch(
-            frame, heads ? "[B, T, E] with E a multiple of the heads"
-                         : "[.., T, D] of equal ranks, 2 to 4; mpt_reshape others");
+        return mpt__attention_mismatch(frame,
+            heads ? "[B, T, E] with E a multiple of the heads"
+                  : "[.., T, D] of equal ranks, 2 to 4; mpt_reshape others");
     mpt__attention_views at = mpt__attention_split(frame, frame->in);
     const int64_t *a = at.q.shape.dim, *b = at.k.shape.dim, *c = at.v.shape.dim;
     if (a[0] != b[0] || a[0] != c[0] || b[1] != c[1] || b[2] != c[2] || a[3] != b[3])
         return mpt__attention_mismatch(frame,
-                                       "[B, H, T, D], [B, G, S, D] and [B, G, S, Dv]: the same B, "
-                                       "G, S and D");
+            "[B, H, T, D], [B, G, S, D] and [B, G, S, Dv]: the same B, "
+            "G, S and D");
     if (b[1] == 0 ? a[1] != 0 : a[1] % b[1] != 0)
         return mpt__attention_mismatch(frame, "heads of q that are a multiple of those of k and v");
     if (a[3] == 0) return mpt__attention_mismatch(frame, "one element in a head or more");
@@ -201,8 +198,7 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
     frame->out_shape[0].dim[rank - 1] = heads ? heads * c[3] : c[3];
     if (!mask) return MPT_OK;
     if (mask->flags & MPT__REQUIRES_GRAD)
-        return mpt__error(
-            frame->context, UNSUPPORTED,
+        return mpt__error(frame->context, UNSUPPORTED,
             "the mask gets no gradient; mpt_detach it, or add it to scores of your own");
     if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return frame->context->base.status;
     int64_t full[4] = {a[0], a[1], a[2], b[2]};
@@ -212,13 +208,13 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
         good = mask->shape.dim[i] == 1 || mask->shape.dim[i] == full[4 - mask->shape.rank + i];
     if (good) return MPT_OK;
     return mpt__error(frame->context, SHAPE,
-                      "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld",
-                      &mask->shape, a[0], a[1], a[2], b[2]);
+        "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld", &mask->shape, a[0],
+        a[1], a[2], b[2]);
 }
 
 /* Operands 0 to 3 and what else the three kernels share. */
 static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
-                                          const mpt__attention_views *at, const mpt__tensor *mask) {
+    const mpt__attention_views *at, const mpt__tensor *mask) {
     MPT__PLAIN_FLOATS;
     const mpt__attributes *a = frame->attributes;
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
@@ -268,9 +264,8 @@ static mpt_status mpt__attention_forward(mpt__frame *frame) {
 }
 
 static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel kernel,
-                                               const mpt__attention_views *at,
-                                               const mpt__tensor *dout, const mpt__tensor *delta,
-                                               mpt__access access) {
+    const mpt__attention_views *at, const mpt__tensor *dout, const mpt__tensor *delta,
+    mpt__access access) {
     mpt__launch *launch = mpt__attention_launch(frame, kernel, at, frame->saved[3]);
     mpt__reads(launch, 4, frame->saved[5]);
     mpt__reads(launch, 5, dout);
@@ -324,13 +319,13 @@ static mpt_status mpt__rope_shape(mpt__frame *frame) {
     const int64_t width = good ? x->shape.dim[rank - 1] : 0, unit = heads ? 2 * heads : 2;
     if (width < unit || width % unit != 0)
         return mpt__error(frame->context, SHAPE, "input %S: expected %s with an even D", &x->shape,
-                          heads ? "[B, T, heads * D]" : "[.., T, D] of rank 2 to 4");
+            heads ? "[B, T, heads * D]" : "[.., T, D] of rank 2 to 4");
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return MPT_OK;
 }
 
 static mpt_status mpt__rope_launch(mpt__frame *frame, const mpt__tensor *from,
-                                   const mpt__tensor *to, double sign, mpt__access access) {
+    const mpt__tensor *to, double sign, mpt__access access) {
     const mpt__attributes *a = frame->attributes;
     const mpt__tensor x = mpt__attention_view(frame, from, 0, 1);
     const mpt__tensor y = mpt__attention_view(frame, to, 0, 1);
@@ -366,12 +361,11 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     int rank = x->shape.rank;
     if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return ctx->base.status;
     if (t->dtype != MPT_I64)
-        return mpt__error(
-            ctx, DTYPE,
+        return mpt__error(ctx, DTYPE,
             "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64",
             t->dtype);
     bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
-                x->shape.dim[rank - 1] == w->shape.dim[1];
+        x->shape.dim[rank - 1] == w->shape.dim[1];
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
     if (!good)
         return mpt__error(ctx, SHAPE,
@@ -380,7 +374,7 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
                by->dtype != frame->out_dtype[0]))
         return mpt__error(ctx, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
-                          &by->shape, frame->out_dtype[0], w->shape.dim[0]);
+            &by->shape, frame->out_dtype[0], w->shape.dim[0]);
     if (!mpt__promotes(ctx) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
@@ -417,14 +411,14 @@ static bool mpt__logits_begin(mpt__frame *frame, mpt__tensor *const in[3], mpt__
 
 /* Rows at .. of a tensor [.., columns], or its elements, as an operand. */
 static void mpt__operand_part(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                              const mpt__logit_rows *rows, bool transposed, mpt__access access) {
+    const mpt__logit_rows *rows, bool transposed, mpt__access access) {
     mpt__operand *o = mpt__operand_rows(launch, position, tensor, transposed, access);
     int row = transposed ? 1 : 0;
     o->offset += rows->at * o->stride[row];
     o->shape[row] = rows->n;
 }
 static void mpt__operand_numbers(mpt__launch *launch, int position, const mpt__tensor *tensor,
-                                 const mpt__logit_rows *rows, mpt__access access) {
+    const mpt__logit_rows *rows, mpt__access access) {
     mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 1, access);
     mpt__operand_dim(o, 0, rows->n, 1);
     o->offset += rows->at;
@@ -447,7 +441,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
 
 /* Looks at all targets, and at what a mean divides by. `losses`: [rows] with MPT_NONE, else [1]. */
 static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
-                                          const mpt__tensor *losses, const mpt__tensor *divisor) {
+    const mpt__tensor *losses, const mpt__tensor *divisor) {
     mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);
     mpt__tensor one = *divisor; /* in place of log-probabilities */
     one.storage = frame->context->scalar_storage;
@@ -501,8 +495,8 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
 }
 
 /* The logits of the rows become their gradient. */
-static mpt_status mpt__logits_slopes(mpt__frame *frame, const mpt__logit_rows *rows,
-                                     const mpt__tensor *dloss) {
+static mpt_status mpt__logits_slopes(
+    mpt__frame *frame, const mpt__logit_rows *rows, const mpt__tensor *dloss) {
     mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
     mpt__operand_rows(launch, 0, &rows->logits, false, MPT__READ);
     mpt__operand_numbers(launch, 1, rows->targets, rows, MPT__READ);
@@ -579,22 +573,20 @@ MPT__BEGIN_ABSENT
 mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     return mpt__no_attention(ids, "mpt_embedding");
 }
-mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                            const mpt_attention_config *config) {
+mpt_tensor mpt_scaled_dot_product_attention(
+    mpt_tensor q, mpt_tensor k, mpt_tensor v, const mpt_attention_config *config) {
     return mpt__no_attention(q, "mpt_scaled_dot_product_attention");
 }
 mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
     return mpt__no_attention(x, "mpt_rope");
 }
-mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
-    return mpt__no_attention(x, "mpt_glu");
-}
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) { return mpt__no_attention(x, "mpt_glu"); }
 mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest) {
     (void)table, (void)coarsest, (void)finest;
     return mpt__no_attention(x, "mpt_hash_grid");
 }
-mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                    const mpt_nll_config *config) {
+mpt_tensor mpt_linear_cross_entropy(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor targets, const mpt_nll_config *config) {
     return mpt__no_attention(x, "mpt_linear_cross_entropy");
 }
 MPT__END_ABSENT
@@ -610,8 +602,8 @@ mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_inde
 }
 
 /* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
-static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
-                                                 double scale, uint64_t stream, uint64_t call) {
+static mpt__attributes mpt__attention_attributes(
+    int heads, bool causal, double dropout, double scale, uint64_t stream, uint64_t call) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.required = 3;
     attributes.rank = (uint8_t)heads;
@@ -623,8 +615,8 @@ static mpt__attributes mpt__attention_attributes(int heads, bool causal, double 
     return attributes;
 }
 
-mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                            const mpt_attention_config *config) {
+mpt_tensor mpt_scaled_dot_product_attention(
+    mpt_tensor q, mpt_tensor k, mpt_tensor v, const mpt_attention_config *config) {
     static const char name[] = "mpt_scaled_dot_product_attention";
     mpt_attention_config none = mpt_attention_config_default();
     if (!config) config = &none;
@@ -635,25 +627,23 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     if (config->window < 0 || config->window > far_end || config->offset < 0 ||
         config->offset > far_end || (config->window && !config->causal))
         return mpt__misused(ctx, name, ARGUMENT,
-                            "window %lld, offset %lld: expected 0 to 2^40, and a window of causal "
-                            "attention alone",
-                            config->window, config->offset);
+            "window %lld, offset %lld: expected 0 to 2^40, and a window of causal "
+            "attention alone",
+            config->window, config->offset);
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
         return mpt__misused(ctx, name, ARGUMENT,
-                            "dropout %g, scale %g: expected a probability, and a finite number", p,
-                            config->scale);
+            "dropout %g, scale %g: expected a probability, and a finite number", p, config->scale);
     if (ctx && (!ctx->module_training || ctx->inference_depth)) p = 0.0;
     bool drops = ctx && p > 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        0, config->causal, p, config->scale, drops ? mpt__hash_u64(ctx->path_hash, 1) : 0,
-        drops ? ctx->now.module_calls++ : 0);
+    mpt__attributes attributes = mpt__attention_attributes(0, config->causal, p, config->scale,
+        drops ? mpt__hash_u64(ctx->path_hash, 1) : 0, drops ? ctx->now.module_calls++ : 0);
     attributes.index[3] = config->window, attributes.index[4] = config->offset;
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
 static bool mpt__good_rope(const mpt_rope_config *config) {
     return config->base > 0.0 && mpt__f64_is_finite(config->base) && config->offset >= 0 &&
-           config->offset <= (int64_t)1 << 40;
+        config->offset <= (int64_t)1 << 40;
 }
 
 mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
@@ -662,9 +652,9 @@ mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
     if (!config) config = &defaults;
     if (!mpt__good_rope(config) || config->heads < 0 || config->heads > 255)
         return mpt__misused(x.context, name, ARGUMENT,
-                            "base %g, offset %lld, %d heads: expected more than 0, 0 to 2^40, and "
-                            "at most 255",
-                            config->base, config->offset, config->heads);
+            "base %g, offset %lld, %d heads: expected more than 0, 0 to 2^40, and "
+            "at most 255",
+            config->base, config->offset, config->heads);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)config->heads;
     attributes.imm[0] = config->base;
@@ -675,7 +665,7 @@ mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
 
 static bool mpt__check_gate(mpt_context *ctx, mpt_gate gate) {
     return gate == MPT_GATE_SIGMOID || gate == MPT_GATE_SILU || gate == MPT_GATE_GELU ||
-           mpt__reject(ctx, ARGUMENT, "gate %d is no mpt_gate", (int)gate);
+        mpt__reject(ctx, ARGUMENT, "gate %d is no mpt_gate", (int)gate);
 }
 
 mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
@@ -684,8 +674,8 @@ mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
     if (!found) return mpt__null(x.context);
     const int rank = found->shape.rank, axis = dim < 0 ? dim + rank : dim;
     if (axis < 0 || axis >= rank || found->shape.dim[axis] % 2 != 0)
-        return mpt__misused(x.context, name, SHAPE, "input %S: dimension %d has no two halves",
-                            &found->shape, dim);
+        return mpt__misused(
+            x.context, name, SHAPE, "input %S: dimension %d has no two halves", &found->shape, dim);
     if (!mpt__check_gate(x.context, gate)) return mpt__null(x.context);
     const int64_t half = found->shape.dim[axis] / 2;
     mpt__spares spares;
@@ -707,8 +697,8 @@ mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64
     return mpt__apply1("mpt_hash_grid", MPT__OP_hash_grid, in, 2, &attributes);
 }
 
-mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                    const mpt_nll_config *config) {
+mpt_tensor mpt_linear_cross_entropy(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor targets, const mpt_nll_config *config) {
     static const char name[] = "mpt_linear_cross_entropy";
     mpt_nll_config defaults = mpt_nll_config_default();
     if (!config) config = &defaults;
@@ -716,8 +706,8 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     mpt_context *ctx = mpt__context_of(in, 4);
     if (!mpt__good_reduction(ctx, name, config->reduction, MPT_NONE)) return mpt__null(ctx);
     if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))
-        return mpt__misused(ctx, name, ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                            config->label_smoothing);
+        return mpt__misused(
+            ctx, name, ARGUMENT, "label_smoothing %g is not in [0, 1]", config->label_smoothing);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;

@@ -50,7 +50,7 @@ static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t ke
     int64_t padding = 2 * MPT__TWO_AT(index[MPT__CONV_PADDING], d);
     if (frame->op == MPT__OP_conv_transpose2d)
         return (size - 1) * stride - padding + reach + 1 +
-               MPT__TWO_AT(index[MPT__CONV_OUTPUT_PADDING], d);
+            MPT__TWO_AT(index[MPT__CONV_OUTPUT_PADDING], d);
     if (index[MPT__CONV_SAME]) {
         index[MPT__CONV_PADDING] |= d ? reach / 2 : MPT__TWO(reach / 2, 0);
         return reach / 2 <= INT32_MAX ? size : 0;
@@ -66,30 +66,29 @@ static mpt_status mpt__conv_shape(mpt__frame *frame) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     if (x->rank != rank || w->rank != rank)
         return mpt__error(frame->context, SHAPE,
-                          "input %S and weight %S: expected %d dimensions each", x, w, rank);
+            "input %S and weight %S: expected %d dimensions each", x, w, rank);
     int64_t groups = frame->attributes->index[MPT__CONV_GROUPS];
     int64_t in = transposed ? w->dim[0] : w->dim[1], inputs = x->dim[1] / groups;
     if (x->dim[1] % groups != 0 || w->dim[0] % groups != 0 || x->dim[1] < 1 || w->dim[0] < 1 ||
         w->dim[1] < 1 || in != (transposed ? x->dim[1] : inputs))
         return mpt__error(frame->context, SHAPE,
-                          "input %S does not fit weight %S in %lld groups: expected %s", x, w,
-                          groups,
-                          transposed ? "[N, C, ..] and [C, O / groups, ..]"
-                                     : "[N, C, ..] and [O, C / groups, ..]");
+            "input %S does not fit weight %S in %lld groups: expected %s", x, w, groups,
+            transposed ? "[N, C, ..] and [C, O / groups, ..]"
+                       : "[N, C, ..] and [O, C / groups, ..]");
     *out = *x;
     out->dim[1] = transposed ? w->dim[1] * groups : w->dim[0];
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != out->dim[1]))
-        return mpt__error(frame->context, SHAPE, "bias %S: expected [%lld]", &bias->shape,
-                          out->dim[1]);
+        return mpt__error(
+            frame->context, SHAPE, "bias %S: expected [%lld]", &bias->shape, out->dim[1]);
     for (int i = 2; i < rank; i++) {
         bool good =
             x->dim[i] > 0 && x->dim[i] <= INT32_MAX && w->dim[i] > 0 && w->dim[i] <= INT32_MAX;
         out->dim[i] = good ? mpt__conv_size(frame, i - rank + 2, x->dim[i], w->dim[i]) : 0;
         if (out->dim[i] < 1)
             return mpt__error(frame->context, SHAPE,
-                              "no output: dimension %d of input %S, padded, is too small for "
-                              "weight %S, or larger than 2^31 - 1",
-                              i, x, w);
+                "no output: dimension %d of input %S, padded, is too small for "
+                "weight %S, or larger than 2^31 - 1",
+                i, x, w);
     }
     frame->layout = MPT__LAYOUT_KEPT;
     return MPT_OK;
@@ -119,11 +118,10 @@ static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype
 }
 
 /* A tensor as a dense image, copied where it is not. */
-static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype,
-                          mpt__tensor *view) {
+static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype, mpt__tensor *view) {
     *view = from = mpt__image_view(&from);
     return mpt__image_dense(view) ||
-           (mpt__image_new(frame, view, dtype) &&
+        (mpt__image_new(frame, view, dtype) &&
             mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
@@ -145,8 +143,8 @@ static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__
     return mpt__image_in(frame, &from, view);
 }
 
-static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,
-                               mpt__access access) {
+static void mpt__operand_image(
+    mpt__launch *launch, int position, const mpt__tensor *image, mpt__access access) {
     static const uint8_t order[] = {0, 2, 3, 1};
     mpt__operand *operand = mpt__operand_ranked(launch, position, image, 4, access);
     int64_t step = 1;
@@ -165,8 +163,7 @@ typedef struct {
 /* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
    tensor itself, or a dense image that is then copied to it. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
-                                   const mpt__conv_end *end, const mpt__tensor *out,
-                                   mpt__access access) {
+    const mpt__conv_end *end, const mpt__tensor *out, mpt__access access) {
     static const uint8_t written[] = {2, 0, 1};
     int o = written[kernel - MPT__K_CONV];
     mpt__tensor to = mpt__image_view(out);
@@ -174,7 +171,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     image[o] = to;
     if (!direct &&
         !mpt__image_new(frame, &image[o],
-                        access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
+            access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
         return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->compute_dtype = (uint8_t)frame->compute;
@@ -191,8 +188,8 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
 }
 
 /* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
-static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight,
-                                    mpt__conv_end end) {
+static mpt_status mpt__conv_compute(
+    mpt__frame *frame, const mpt__tensor *weight, mpt__conv_end end) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     mpt__tensor image[3], residual;
     const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
@@ -203,7 +200,7 @@ static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight
         return mpt__outcome(frame);
     if (end.residual) end.residual = &residual;
     return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
-                            &end, frame->out[0], MPT__WRITE);
+        &end, frame->out[0], MPT__WRITE);
 }
 
 /* ==== Waiting for a norm ==== */
@@ -280,8 +277,8 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     if (to) {
         if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return ctx->base.status;
         image[2 - in] = dy;
-        mpt__launch_conv(frame, transposed ? MPT__K_CONV : MPT__K_CONV_BACKWARD_INPUT, image, NULL,
-                         to, access);
+        mpt__launch_conv(
+            frame, transposed ? MPT__K_CONV : MPT__K_CONV_BACKWARD_INPUT, image, NULL, to, access);
     }
     to = mpt__gradient_into(frame, 1, &access);
     if (to) {
@@ -336,8 +333,8 @@ static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
 
 /* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
    of lines of size 1. False with an error recorded by `call`. */
-static bool mpt__conv_attributes(mpt_context *ctx, const char *call, int op,
-                                 const mpt_conv_config *config, mpt__attributes *a) {
+static bool mpt__conv_attributes(
+    mpt_context *ctx, const char *call, int op, const mpt_conv_config *config, mpt__attributes *a) {
     mpt_conv_config c = config ? *config : mpt_conv_config_default();
     const char *why = mpt__bad_conv(&c, op);
     if (why) {
@@ -361,7 +358,7 @@ static bool mpt__conv_attributes(mpt_context *ctx, const char *call, int op,
 }
 
 static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
-                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor bias, const mpt_conv_config *config) {
     mpt_tensor in[3];
     mpt__attributes attributes;
     in[0] = x, in[1] = weight, in[2] = bias;
@@ -371,18 +368,18 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     return mpt__apply1(call, op, in, 3, &attributes);
 }
 
-mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                      const mpt_conv_config *config) {
+mpt_tensor mpt_conv2d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
     return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
 }
-mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                      const mpt_conv_config *config) {
+mpt_tensor mpt_conv1d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
     return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
 }
-mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
-                          config);
+mpt_tensor mpt_conv_transpose2d(
+    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
+    return mpt__conv_call(
+        "mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias, config);
 }
 
 MPT__END_REGION

@@ -33,7 +33,7 @@ static int mpt__label_of(char c) {
 
 static bool mpt__einsum_syntax(const mpt__einsum *e, const char *at, const char *why) {
     return mpt__reject(e->context, ARGUMENT, "\"%s\", character %d: %s", e->equation,
-                       (int)(at - e->equation) + 1, why);
+        (int)(at - e->equation) + 1, why);
 }
 
 /* Reads labels up to a comma, an arrow or the end. `rank`: of the tensor, or -1 for the output,
@@ -67,23 +67,23 @@ static const char *mpt__einsum_labels(mpt__einsum *e, const char *at, int rank, 
 }
 
 /* Takes the sizes of a factor's labels; 1 gives way to any other. */
-static bool mpt__einsum_sizes(mpt__einsum *e, const mpt__factor *f, const mpt_shape *shape,
-                              int number) {
+static bool mpt__einsum_sizes(
+    mpt__einsum *e, const mpt__factor *f, const mpt_shape *shape, int number) {
     for (int i = 0; i < f->rank; i++) {
         const int label = f->label[i];
         const int64_t size = shape->dim[i], known = e->size[label];
         const char name = (char)(label < 26 ? 'A' + label : 'a' + label - 26);
         if (known > 1 && size > 1 && known != size)
-            return mpt__reject(
-                e->context, SHAPE, "\"%s\": '%c' is %lld in operand %d %S, but %lld before",
-                e->equation, label < MPT__LETTERS ? name : '.', size, number, shape, known);
+            return mpt__reject(e->context, SHAPE,
+                "\"%s\": '%c' is %lld in operand %d %S, but %lld before", e->equation,
+                label < MPT__LETTERS ? name : '.', size, number, shape, known);
         if (known < 0 || known == 1) e->size[label] = size;
     }
     return true;
 }
 
-static bool mpt__einsum_inputs(mpt__einsum *e, const mpt_tensor *tensors, int count,
-                               const char **rest) {
+static bool mpt__einsum_inputs(
+    mpt__einsum *e, const mpt_tensor *tensors, int count, const char **rest) {
     const char *at = e->equation;
     for (int i = 0; i < count; i++) {
         mpt__factor *f = &e->factor[i];
@@ -93,8 +93,8 @@ static bool mpt__einsum_inputs(mpt__einsum *e, const mpt_tensor *tensors, int co
         if (!at) return false;
         if (f->rank != tensor->shape.rank)
             return mpt__reject(e->context, SHAPE,
-                               "\"%s\": operand %d %S has %d dimensions, but %d labels",
-                               e->equation, i + 1, &tensor->shape, tensor->shape.rank, f->rank);
+                "\"%s\": operand %d %S has %d dimensions, but %d labels", e->equation, i + 1,
+                &tensor->shape, tensor->shape.rank, f->rank);
         f->tensor = tensors[i], f->own = false;
         if (!mpt__einsum_sizes(e, f, &tensor->shape, i + 1)) return false;
         if (i + 1 < count && *at++ != ',')
@@ -131,8 +131,8 @@ static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out)
         for (int i = 0; i < k; i++) twice = twice || out->label[i] == out->label[k];
         if (twice || found[out->label[k]] == 0)
             return mpt__einsum_syntax(e, at + 2,
-                                      twice ? "a label of the output stands there twice"
-                                            : "a label of the output is in no operand");
+                twice ? "a label of the output stands there twice"
+                      : "a label of the output is in no operand");
     }
     return true;
 }
@@ -174,8 +174,8 @@ static bool mpt__factor_diagonal(const mpt__einsum *e, mpt__factor *f, int i, in
     order.rank = 0;
     if (shape->dim[i] != shape->dim[k])
         return mpt__reject(e->context, SHAPE,
-                           "\"%s\": a label stands twice at a tensor %S, for sizes %lld and %lld",
-                           e->equation, shape, shape->dim[i], shape->dim[k]);
+            "\"%s\": a label stands twice at a tensor %S, for sizes %lld and %lld", e->equation,
+            shape, shape->dim[i], shape->dim[k]);
     for (int d = 0, kept = 0; d < f->rank; d++) {
         if (d == i || d == k) continue;
         order.dim[order.rank++] = d, f->label[kept++] = f->label[d];
@@ -239,8 +239,8 @@ typedef struct mpt__label_groups {
 } mpt__label_groups;
 enum { MPT__OF_BOTH, MPT__OF_A, MPT__OF_B, MPT__SUMMED };
 
-static void mpt__factor_labels(const mpt__einsum *e, const mpt__factor *a, const mpt__factor *b,
-                               mpt__label_groups *g) {
+static void mpt__factor_labels(
+    const mpt__einsum *e, const mpt__factor *a, const mpt__factor *b, mpt__label_groups *g) {
     memset(g->count, 0, sizeof g->count);
     for (int i = 0; i < a->rank; i++) {
         const int label = a->label[i];
@@ -255,7 +255,7 @@ static void mpt__factor_labels(const mpt__einsum *e, const mpt__factor *a, const
 
 /* Groups of labels in turn, each made one dimension where `merged`. */
 static void mpt__factor_groups(const mpt__einsum *e, mpt__factor *f, const mpt__label_groups *g,
-                               const int *groups, int count, bool merged) {
+    const int *groups, int count, bool merged) {
     int label[MPT_MAX_RANK], rank = 0;
     mpt_shape shape;
     shape.rank = 0;
@@ -286,8 +286,7 @@ static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__fact
         for (int k = 0; k < g.count[to]; k++) {
             if (shape.rank == MPT_MAX_RANK)
                 return mpt__reject(e->context, SHAPE,
-                                   "\"%s\": a product on the way has more than 8 dimensions",
-                                   e->equation);
+                    "\"%s\": a product on the way has more than 8 dimensions", e->equation);
             shape.dim[shape.rank++] = e->size[g.label[to][k]];
         }
     }

@@ -21,7 +21,7 @@ static mpt_status mpt__predicate_shape(mpt__frame *frame) {
 
 /* out = fn(in), `in` broadcast to the shape of `out`. */
 static mpt_status mpt__launch_unary(mpt__frame *frame, unsigned function, const mpt__tensor *in,
-                                    const mpt__tensor *out, mpt__access access) {
+    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
@@ -57,8 +57,7 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
 
 /* out = fn(a, b), both broadcast to the shape of `out`. */
 static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const mpt__tensor *a,
-                                     const mpt__tensor *b, const mpt__tensor *out,
-                                     mpt__access access) {
+    const mpt__tensor *b, const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_BINARY);
     launch->function = (uint8_t)function;
     mpt__operand_spread(launch, 0, a, out);
@@ -84,8 +83,8 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
-    return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
-                             frame->access);
+    return mpt__launch_unary(
+        frame, frame->row->backward_function, frame->dy[0], frame->dx, frame->access);
 }
 
 /* Where backward begins here, the gradient is the scale itself, which forward left as an fp32. */
@@ -182,8 +181,8 @@ mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
 
 /* Broadcasts the first `na` dimensions of a against the first `nb` of b; -1, or the dimension of
    the result in which they do not fit. */
-static int mpt__broadcast_dims(const mpt__tensor *a, int na, const mpt__tensor *b, int nb,
-                               mpt_shape *out) {
+static int mpt__broadcast_dims(
+    const mpt__tensor *a, int na, const mpt__tensor *b, int nb, mpt_shape *out) {
     out->rank = na > nb ? na : nb;
     for (int i = 0; i < out->rank; i++) {
         int ia = i - (out->rank - na), ib = i - (out->rank - nb);
@@ -201,9 +200,8 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
     if (misfit < 0) return MPT_OK;
     int back = frame->out_shape[0].rank - misfit;
     return mpt__error(frame->context, SHAPE,
-                      "shapes %S and %S do not broadcast: dimension %d is %lld against %lld",
-                      &a->shape, &b->shape, misfit, a->shape.dim[a->shape.rank - back],
-                      b->shape.dim[b->shape.rank - back]);
+        "shapes %S and %S do not broadcast: dimension %d is %lld against %lld", &a->shape,
+        &b->shape, misfit, a->shape.dim[a->shape.rank - back], b->shape.dim[b->shape.rank - back]);
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
@@ -227,12 +225,12 @@ static mpt_status mpt__binary_forward(mpt__frame *frame) {
         mpt__save(frame, mpt__wants(frame, 1) ? frame->out[0] : NULL);
     }
     return mpt__launch_binary(frame->context, frame->row->function, frame->in[0], frame->in[1],
-                              frame->out[0], MPT__WRITE);
+        frame->out[0], MPT__WRITE);
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
 static mpt_status mpt__launch_reduce(mpt_context *ctx, unsigned function, const mpt__tensor *full,
-                                     const mpt__tensor *part, mpt__access access) {
+    const mpt__tensor *part, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__reads(launch, 0, full);
@@ -242,8 +240,8 @@ static mpt_status mpt__launch_reduce(mpt_context *ctx, unsigned function, const 
 
 /* Gradient i is fn(a, b) in the output's shape, summed to the input's. b NULL: a alone, through a
    function of one input. */
-static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, unsigned function,
-                                          const mpt__tensor *a, const mpt__tensor *b) {
+static mpt_status mpt__broadcast_gradient(
+    mpt__frame *frame, int i, unsigned function, const mpt__tensor *a, const mpt__tensor *b) {
     mpt_context *ctx = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
@@ -295,8 +293,8 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 }
 
 /* Gradient i is dy times slope(a, b). */
-static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, unsigned slope,
-                                       const mpt__tensor *a, const mpt__tensor *b) {
+static mpt_status mpt__sloped_gradient(
+    mpt__frame *frame, int i, unsigned slope, const mpt__tensor *a, const mpt__tensor *b) {
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
     mpt__tensor *factor = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
@@ -396,7 +394,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
     const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
     if (condition->dtype != MPT_BOOL)
         return mpt__error(ctx, DTYPE, "argument 1 is %D: expected bool, as comparisons give it",
-                          condition->dtype);
+            condition->dtype);
     for (int i = 1; i < 3; i++)
         if (mpt__input_computes(frame, i) != MPT_OK) return ctx->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
@@ -405,21 +403,21 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
     mpt__tensor choice = *a;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
     if (misfit < 0)
-        misfit = mpt__broadcast_dims(condition, condition->shape.rank, &choice, choice.shape.rank,
-                                     &frame->out_shape[0]);
+        misfit = mpt__broadcast_dims(
+            condition, condition->shape.rank, &choice, choice.shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
     return mpt__error(ctx, SHAPE, "shapes %S, %S and %S do not broadcast", &condition->shape,
-                      &a->shape, &b->shape);
+        &a->shape, &b->shape);
 }
 
 /* Each launch writes -0 where the other has the element: that adds to it without a trace. */
 static mpt_status mpt__where_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[0]);
-    mpt_status status = mpt__launch_binary(frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1],
-                                           frame->out[0], MPT__WRITE);
+    mpt_status status = mpt__launch_binary(
+        frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1], frame->out[0], MPT__WRITE);
     if (status != MPT_OK) return status;
-    return mpt__launch_binary(frame->context, MPT__FN_DROP, frame->in[0], frame->in[2],
-                              frame->out[0], MPT__ACCUMULATE);
+    return mpt__launch_binary(
+        frame->context, MPT__FN_DROP, frame->in[0], frame->in[2], frame->out[0], MPT__ACCUMULATE);
 }
 
 static mpt_status mpt__where_backward(mpt__frame *frame) {
@@ -457,7 +455,7 @@ static void mpt__dropout_key(mpt__launch *launch, mpt_context *ctx, int64_t stre
 }
 
 static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
-                                      const mpt__tensor *out, mpt__access access) {
+    const mpt__tensor *out, mpt__access access) {
     mpt_context *ctx = frame->context;
     if (mpt__dropout_step(ctx, step) != MPT_OK) return ctx->base.status;
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_DROPOUT);
@@ -469,8 +467,8 @@ static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt
 }
 
 static mpt_status mpt__dropout_forward(mpt__frame *frame) {
-    return mpt__launch_dropout(frame, frame->context->now.step, frame->in[0], frame->out[0],
-                               MPT__WRITE);
+    return mpt__launch_dropout(
+        frame, frame->context->now.step, frame->in[0], frame->out[0], MPT__WRITE);
 }
 
 /* Draws the mask again: nothing was kept. */

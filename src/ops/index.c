@@ -35,7 +35,7 @@ static mpt_status mpt__gather_shape(mpt__frame *frame) {
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
         return mpt__error(frame->context, SHAPE, "%S and indices %S differ outside dimension %d",
-                          &frame->in[0]->shape, &frame->in[1]->shape, dim);
+            &frame->in[0]->shape, &frame->in[1]->shape, dim);
     frame->out_shape[0] = frame->in[1]->shape;
     return MPT_OK;
 }
@@ -44,8 +44,8 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     int dim;
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (frame->in[1]->shape.rank != 1)
-        return mpt__error(frame->context, SHAPE, "indices %S: expected one dimension",
-                          &frame->in[1]->shape);
+        return mpt__error(
+            frame->context, SHAPE, "indices %S: expected one dimension", &frame->in[1]->shape);
     frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
     return MPT_OK;
 }
@@ -57,8 +57,7 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return mpt__outcome(frame);
     if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
-        return mpt__error(
-            frame->context, SHAPE,
+        return mpt__error(frame->context, SHAPE,
             "%S, indices %S, source %S: expected the same sizes, but for dimension %d of the first",
             &x->shape, &index->shape, &source->shape, dim);
     return MPT_OK;
@@ -66,7 +65,7 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
 
 /* The indices as an operand of the shape of `like`; those of one dimension lie along `dim`. */
 static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, int position,
-                                 const mpt__tensor *index, const mpt__tensor *like) {
+    const mpt__tensor *index, const mpt__tensor *like) {
     mpt__tensor view = *index;
     if (frame->op == MPT__OP_index_select) {
         view.shape = like->shape;
@@ -79,8 +78,7 @@ static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, i
 
 /* out = the elements of x that `index` names. */
 static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
-                                     const mpt__tensor *index, const mpt__tensor *out,
-                                     mpt__access access) {
+    const mpt__tensor *index, const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
     mpt__reads(launch, 0, x);
     mpt__operand_indices(frame, launch, 1, index, out);
@@ -91,8 +89,7 @@ static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
 /* target = start (NULL: 0) with the elements of x added where `index` says; in fp32, whatever the
    target is. Accumulating, start is NULL. */
 static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *index,
-                                      const mpt__tensor *x, const mpt__tensor *start,
-                                      const mpt__tensor *target, mpt__access access) {
+    const mpt__tensor *x, const mpt__tensor *start, const mpt__tensor *target, mpt__access access) {
     mpt_context *ctx = frame->context;
     const mpt__tensor *sum = target;
     bool wide = (mpt_dtype)target->dtype == mpt__loss_dtype(frame);
@@ -118,14 +115,14 @@ static mpt_status mpt__gather_forward(mpt__frame *frame) {
 
 static mpt_status mpt__gather_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
-    return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
-                               frame->access);
+    return mpt__launch_scatter(
+        frame, frame->saved[0], frame->dy[0], NULL, frame->dx, frame->access);
 }
 
 static mpt_status mpt__scatter_add_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[1]);
-    return mpt__launch_scatter(frame, frame->in[1], frame->in[2], frame->in[0], frame->out[0],
-                               MPT__WRITE);
+    return mpt__launch_scatter(
+        frame, frame->in[1], frame->in[2], frame->in[0], frame->out[0], MPT__WRITE);
 }
 
 static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
@@ -148,8 +145,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
     int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
     if (count > size)
         return mpt__error(frame->context, ARGUMENT,
-                          "k = %lld: dimension %d of %S has but %lld elements", count, dim,
-                          &x->shape, size);
+            "k = %lld: dimension %d of %S has but %lld elements", count, dim, &x->shape, size);
     index[0] = dim;
     mpt__unary_shape(frame);
     frame->out_shape[0].dim[dim] = count;
@@ -173,8 +169,8 @@ static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
         return mpt__error(frame->context, DTYPE, "classes are %D: expected i64", x->dtype);
     if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
         return mpt__error(frame->context, ARGUMENT,
-                          "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
-                          classes, &x->shape);
+            "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions", classes,
+            &x->shape);
     frame->out_shape[0] = x->shape;
     frame->out_shape[0].dim[frame->out_shape[0].rank++] = classes;
     return MPT_OK;
@@ -202,8 +198,8 @@ static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
-static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *in, int n_in,
-                                   int dim) {
+static mpt_tensor mpt__apply_index(
+    const char *name, int op, const mpt_tensor *in, int n_in, int dim) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.required = (uint8_t)n_in;
@@ -226,7 +222,7 @@ mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor s
 /* The first `count` in order (-1: all), and their indices. The values are gathered, so that their
    gradients find the way back. */
 static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
-                              bool descending, bool values, mpt_tensor *indices) {
+    bool descending, bool values, mpt_tensor *indices) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = count;
@@ -265,8 +261,8 @@ mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
 
 /* ==== Flip, triangles, padding ==== */
 
-static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
-                                   mpt__access access) {
+static mpt_status mpt__launch_flip(
+    mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out, mpt__access access) {
     int64_t dim = frame->attributes->index[0];
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
     launch->index[1] = in->shape.rank > 0 ? in->shape.dim[dim] - 1 : 0;
@@ -288,12 +284,12 @@ static mpt_status mpt__flip_backward(mpt__frame *frame) {
 static mpt_status mpt__triangle_shape(mpt__frame *frame) {
     if (frame->in[0]->shape.rank < 2)
         return mpt__error(frame->context, SHAPE, "%S: expected a matrix, two dimensions or more",
-                          &frame->in[0]->shape);
+            &frame->in[0]->shape);
     return mpt__unary_shape(frame);
 }
 
-static mpt_status mpt__launch_triangle(mpt__frame *frame, const mpt__tensor *in,
-                                       const mpt__tensor *out, mpt__access access) {
+static mpt_status mpt__launch_triangle(
+    mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_TRIANGLE);
     launch->index[0] = frame->attributes->index[0];
     launch->index[1] = frame->op == MPT__OP_triu;
@@ -323,8 +319,7 @@ static mpt_status mpt__pad_shape(mpt__frame *frame) {
         if (good) *size += asked.dim[i];
     }
     if (good) return MPT_OK;
-    return mpt__error(
-        frame->context, ARGUMENT,
+    return mpt__error(frame->context, ARGUMENT,
         "padding %S of a tensor %S: expected sizes before and after its last dimensions, 0 or more",
         &asked, &x->shape);
 }
@@ -367,7 +362,7 @@ mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
         return mpt__misused(x.context, "mpt_pad", ARGUMENT, "%d sizes are not in 0..%d",
-                            padding.rank, MPT_MAX_RANK);
+            padding.rank, MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     attributes.rank = (uint8_t)padding.rank;

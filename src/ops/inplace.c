@@ -43,23 +43,22 @@ static bool mpt__fits_shape(const mpt_shape *shape, const mpt__tensor *x) {
     return fits;
 }
 
-static mpt_status mpt__check_inplace(mpt_context *ctx, const mpt__tensor *x, mpt__tensor *const *in,
-                                     int n_in, bool records) {
+static mpt_status mpt__check_inplace(
+    mpt_context *ctx, const mpt__tensor *x, mpt__tensor *const *in, int n_in, bool records) {
     bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
     if (leaf && !ctx->no_grad_depth && !ctx->inference_depth)
-        return mpt__error(
-            ctx, STATE,
+        return mpt__error(ctx, STATE,
             "a leaf that collects a gradient cannot be changed in place, for its gradient would "
             "belong to another value; do it between mpt_no_grad_begin and mpt_no_grad_end");
     if (mpt__is_expanded(ctx, x)) return ctx->base.status;
     for (int i = 0; i < n_in; i++)
         if (in[i] && mpt__overlaps(x, in[i]))
-            return mpt__error(ctx, STATE,
-                              "argument 2 shows part of the memory that is written; mpt_clone it");
+            return mpt__error(
+                ctx, STATE, "argument 2 shows part of the memory that is written; mpt_clone it");
     if (!records || mpt__storage_alone(ctx, x->storage)) return MPT_OK;
     return mpt__error(ctx, STATE,
-                      "the tensor shares its memory with others (it is a view, or has views), "
-                      "whose history cannot follow; mpt_clone it first, or release them");
+        "the tensor shares its memory with others (it is a view, or has views), "
+        "whose history cannot follow; mpt_clone it first, or release them");
 }
 
 /* ==== History ==== */
@@ -108,7 +107,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
     if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
         status =
             mpt__error(ctx, SHAPE, "the result has shape %S, which does not fit the tensor's %S",
-                       &frame->out_shape[0], &x->shape);
+                &frame->out_shape[0], &x->shape);
     if (status == MPT_OK)
         status = mpt__check_inplace(ctx, x, frame->in, frame->n_in, frame->records || ends);
     if (status == MPT_OK && (frame->records || ends)) {
@@ -130,7 +129,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
 
 /* x = op(in), in place; gives x, or the error null. */
 static mpt_tensor mpt__apply_inplace(const char *name, int op, mpt_tensor x, const mpt_tensor *in,
-                                     int n_in, mpt__attributes *attributes) {
+    int n_in, mpt__attributes *attributes) {
     mpt__frame frame;
     mpt_context *ctx = mpt__context_of(in, n_in);
     if (!ctx) ctx = x.context;
@@ -152,8 +151,8 @@ static mpt_tensor mpt__inplace_number(const char *name, int op, mpt_tensor x, do
     return mpt__apply_inplace(name, op, x, &x, 1, &attributes);
 }
 
-static mpt_tensor mpt__inplace_pair(const char *name, int op, mpt_tensor x, mpt_tensor first,
-                                    mpt_tensor b) {
+static mpt_tensor mpt__inplace_pair(
+    const char *name, int op, mpt_tensor x, mpt_tensor first, mpt_tensor b) {
     mpt__attributes attributes = mpt__no_attributes;
     mpt_tensor in[] = {first, b};
     return mpt__apply_inplace(name, op, x, in, 2, &attributes);
@@ -177,7 +176,7 @@ mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
     mpt__tensor *to = x.context ? mpt__live(x.context, x) : NULL;
     const mpt__tensor *by = x.context ? mpt__live(x.context, b) : NULL;
     bool copies = to && by && (by->flags & MPT__REQUIRES_GRAD) && !x.context->no_grad_depth &&
-                  !x.context->inference_depth && !(to->flags & MPT__LEAF);
+        !x.context->inference_depth && !(to->flags & MPT__LEAF);
     if (!copies) return mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, x, b);
     mpt_tensor kept = mpt_clone(x);
     mpt_tensor out = mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, kept, by == to ? kept : b);

@@ -9,21 +9,21 @@
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
-    return mpt__reject(frame->context, DTYPE, "argument %d has dtype %D, expected a float dtype",
-                       i + 1, dtype);
+    return mpt__reject(
+        frame->context, DTYPE, "argument %d has dtype %D, expected a float dtype", i + 1, dtype);
 }
 
-static bool mpt__good_reduction(mpt_context *ctx, const char *name, mpt_reduction reduction,
-                                mpt_reduction last) {
+static bool mpt__good_reduction(
+    mpt_context *ctx, const char *name, mpt_reduction reduction, mpt_reduction last) {
     if (reduction >= MPT_MEAN && reduction <= last) return true;
     mpt__misuse(ctx, name, ARGUMENT, "reduction %d is none of MPT_MEAN .. %s", (int)reduction,
-                last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
+        last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
     return false;
 }
 
 /* `expected`: "above 0", "0 or more" or "a number". */
-static bool mpt__good_number(mpt_context *ctx, const char *name, const char *what, double value,
-                             const char *expected) {
+static bool mpt__good_number(
+    mpt_context *ctx, const char *name, const char *what, double value, const char *expected) {
     bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
     if (!good) mpt__misuse(ctx, name, ARGUMENT, "%s %g is not %s", what, value, expected);
     return good;
@@ -40,7 +40,7 @@ static mpt__attributes mpt__pair_attributes(int required, int gradients, double 
 }
 
 static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
-                                  mpt__attributes *attributes, mpt_reduction reduction) {
+    mpt__attributes *attributes, mpt_reduction reduction) {
     mpt_context *ctx = mpt__context_of(in, n_in);
     bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
     if (!mpt__good_reduction(ctx, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
@@ -58,22 +58,22 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (!mpt__check_float(frame, 0)) return ctx->base.status;
     if (t->dtype != MPT_I64)
         return mpt__error(ctx, DTYPE,
-                          "targets have dtype %D, expected i64 class numbers; mpt_cast them to "
-                          "MPT_I64, or set mpt_fit_config.loss to one of numbers",
-                          t->dtype);
+            "targets have dtype %D, expected i64 class numbers; mpt_cast them to "
+            "MPT_I64, or set mpt_fit_config.loss to one of numbers",
+            t->dtype);
     bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
-                (x->shape.rank == 1 && t->shape.rank == 0);
+        (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
-        return mpt__error(
-            ctx, SHAPE, "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target",
-            &x->shape, &t->shape);
+        return mpt__error(ctx, SHAPE,
+            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &x->shape,
+            &t->shape);
     int64_t classes = x->shape.dim[x->shape.rank - 1];
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
         return mpt__error(ctx, SHAPE, "weight %D %S: expected %D [%lld]", w->dtype, &w->shape,
-                          frame->out_dtype[0], classes);
+            frame->out_dtype[0], classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
-        return mpt__error(ctx, ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                          frame->attributes->imm[0]);
+        return mpt__error(
+            ctx, ARGUMENT, "label_smoothing %g is not in [0, 1]", frame->attributes->imm[0]);
     frame->out_shape[0].rank = 0;
     if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
     return MPT_OK;
@@ -89,18 +89,18 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
 
 /* A vector, or a number as one element; a table, or a vector as its only row. Inlined, as is all
    that a step of a small net runs. */
-static MPT__FORCE_INLINE void mpt__operand_vector(mpt__launch *launch, int position,
-                                                  const mpt__tensor *tensor, mpt__access access) {
+static MPT__FORCE_INLINE void mpt__operand_vector(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     bool number = tensor->shape.rank == 0;
     mpt__operand *operand = mpt__operand_ranked(launch, position, tensor, 1, access);
     mpt__operand_dim(operand, 0, number ? 1 : tensor->shape.dim[0], number ? 1 : tensor->stride[0]);
 }
 
-static MPT__FORCE_INLINE void mpt__operand_table(mpt__launch *launch, int position,
-                                                 const mpt__tensor *tensor, mpt__access access) {
+static MPT__FORCE_INLINE void mpt__operand_table(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     bool row = tensor->shape.rank == 1;
     mpt__operand_matrix(launch, position, tensor, row ? 1 : tensor->shape.dim[0],
-                        row ? 1 : tensor->stride[0], false, access);
+        row ? 1 : tensor->stride[0], false, access);
 }
 
 /* Saved: input (cross-entropy only), targets, weights, divisor, log-sum-exp of the rows. */
@@ -134,8 +134,7 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
 /* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
    input x, or from log-probabilities where the sums of the rows are NULL. */
 static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const mpt__tensor *x,
-                                    const mpt__tensor *rows, const mpt__tensor *dx,
-                                    mpt__access access) {
+    const mpt__tensor *rows, const mpt__tensor *dx, mpt__access access) {
     int at = 0;
     const mpt__tensor *weights = frame->saved[MPT__NLL_WEIGHTS];
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
@@ -156,7 +155,7 @@ static bool mpt__nll_fuses(const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
     const mpt__record *below = x->record;
     return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
-           !below->done && !below->grad[0] && below->saved[0] == x;
+        !below->done && !below->grad[0] && below->saved[0] == x;
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
@@ -174,13 +173,13 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
     mpt__tensor *dx = mpt__gradient_into(target, 0, &access);
     if (!dx) return frame->context->base.status;
     return mpt__nll_gradient(frame, fuses ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD,
-                             fuses ? x : NULL, NULL, dx, access);
+        fuses ? x : NULL, NULL, dx, access);
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
-                             frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
+        frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
 /* Read where it stands: the reader of a copy would wait for the copy's stores. */
@@ -191,7 +190,7 @@ mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 /* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
    0 of a single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
-                                          mpt_shape shape, const mpt_nll_config *config) {
+    mpt_shape shape, const mpt_nll_config *config) {
     MPT__PLAIN_FLOATS;
     int dim = shape.rank > 1 ? 1 : 0;
     const mpt__tensor *weight = mpt__live(logits.context, config->weight);
@@ -200,11 +199,11 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
     spares.count = 0;
     if (config->ignore_index >= 0)
         return mpt__refuse(logits.context, ARGUMENT,
-                           "ignore_index %lld has no meaning where targets are probabilities",
-                           config->ignore_index);
+            "ignore_index %lld has no meaning where targets are probabilities",
+            config->ignore_index);
     if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
-        return mpt__refuse(logits.context, SHAPE, "weight %S: expected [%lld]", &weight->shape,
-                           shape.dim[dim]);
+        return mpt__refuse(
+            logits.context, SHAPE, "weight %S: expected [%lld]", &weight->shape, shape.dim[dim]);
     in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
     in[1] = targets, in[2] = config->weight;
     if (weight) {
@@ -223,8 +222,8 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
 
 /* Turns in[0] from [N, C, d1..] into [N d1.., C], and its targets in in[1] into [N d1..]. Gives the
    rows of a sample, or -1. */
-static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
-                                   const mpt__tensor *t) {
+static int64_t mpt__fold_positions(
+    mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x, const mpt__tensor *t) {
     mpt_context *ctx = in[0].context;
     mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
     int rank = x->shape.rank;
@@ -238,7 +237,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
     }
     if (!fits) {
         mpt__refuse(ctx, SHAPE, "input %S and targets %S: expected [N, C, d1..] and [N, d1..]",
-                    &x->shape, &t->shape);
+            &x->shape, &t->shape);
         return -1;
     }
     order.dim[rank - 1] = 1;
@@ -259,21 +258,21 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
 static void mpt__check_source(mpt_context *ctx, const char *name, bool nll, const mpt__tensor *x) {
     const mpt__record *from = x->record;
     while (from &&
-           (from->op == MPT__OP_reshape || from->op == MPT__OP_permute || from->op == MPT__OP_cast))
+        (from->op == MPT__OP_reshape || from->op == MPT__OP_permute || from->op == MPT__OP_cast))
         from = from->in[0] ? from->in[0]->record : NULL;
     if (!from || ctx->warned_scores) return;
     bool softmax = from->op == MPT__OP_softmax;
     if (!softmax && (!nll || ctx->ops[from->op].policy != MPT__POLICY_LOW)) return;
     ctx->warned_scores = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s: the input comes from %s, but it takes %s", name,
-             ctx->ops[from->op].name,
-             nll ? "log-probabilities: use mpt_log_softmax before it, or mpt_cross_entropy instead"
-                 : "logits: leave the softmax out");
+        ctx->ops[from->op].name,
+        nll ? "log-probabilities: use mpt_log_softmax before it, or mpt_cross_entropy instead"
+            : "logits: leave the softmax out");
 }
 #endif
 
-static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
-                                 const mpt_nll_config *config) {
+static mpt_tensor mpt__apply_nll(
+    const char *name, int op, mpt_tensor input, mpt_tensor targets, const mpt_nll_config *config) {
     if (!config) config = &mpt__nll_defaults;
     mpt_tensor in[] = {input, targets, config->weight};
     mpt_context *ctx = mpt__context_of(in, 3);
@@ -284,7 +283,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
     const mpt__tensor *t = ctx && !plain ? mpt__live(ctx, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
-                    mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
+        mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
     if ((probable || folds) && !mpt__enter(ctx, name)) return mpt__null(ctx);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
@@ -314,8 +313,8 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     return mpt__spares_end(&spares, loss);
 }
 
-mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
-                        const mpt_nll_config *config) {
+mpt_tensor mpt_nll_loss(
+    mpt_tensor log_probabilities, mpt_tensor targets, const mpt_nll_config *config) {
     return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
 }
 
@@ -338,8 +337,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         if (!other) continue;
         if (!mpt__check_float(frame, i)) return mpt__outcome(frame);
         if (i == 1 && !mpt__same_shape(x, other))
-            return mpt__error(
-                frame->context, SHAPE,
+            return mpt__error(frame->context, SHAPE,
                 "input %S and target %S: expected equal shapes; mpt_reshape or mpt_expand",
                 &x->shape, &other->shape);
         int lead = x->shape.rank - other->shape.rank;
@@ -348,8 +346,8 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
             fits = other->shape.dim[d] == 1 || other->shape.dim[d] == x->shape.dim[lead + d];
         if (!fits)
             return mpt__error(frame->context, SHAPE,
-                              "argument %d is %S, which does not broadcast to the input's %S",
-                              i + 1, &other->shape, &x->shape);
+                "argument %d is %S, which does not broadcast to the input's %S", i + 1,
+                &other->shape, &x->shape);
     }
     frame->out_shape[0].rank = 0;
     if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &x->shape);
@@ -366,8 +364,8 @@ static double mpt__pair_divisor(const mpt__frame *frame, const mpt__tensor *x) {
     return n / (double)x->shape.dim[rank > 1 ? 1 : 0];
 }
 
-static mpt__launch *mpt__pair_launch(mpt__frame *frame, mpt__kernel kernel,
-                                     mpt__tensor *const in[4]) {
+static mpt__launch *mpt__pair_launch(
+    mpt__frame *frame, mpt__kernel kernel, mpt__tensor *const in[4]) {
     mpt__launch *launch = mpt__loss_launch(frame, kernel);
     launch->function = (uint8_t)((int)frame->row->function + (int)frame->attributes->index[0]);
     launch->imm[1] = frame->attributes->imm[1];
@@ -410,8 +408,8 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
     return MPT_OK;
 }
 
-static mpt_tensor mpt__apply_plain_pair(const char *name, int op, mpt_tensor input,
-                                        mpt_tensor target, mpt_reduction reduction) {
+static mpt_tensor mpt__apply_plain_pair(
+    const char *name, int op, mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
     mpt_tensor in[] = {input, target};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
@@ -424,14 +422,13 @@ mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduct
     return mpt__apply_plain_pair("mpt_l1_loss", MPT__OP_l1_loss, input, target, reduction);
 }
 mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-    return mpt__apply_plain_pair("mpt_soft_margin_loss", MPT__OP_soft_margin_loss, input, target,
-                                 reduction);
+    return mpt__apply_plain_pair(
+        "mpt_soft_margin_loss", MPT__OP_soft_margin_loss, input, target, reduction);
 }
 
 /* With a number, called `what`, that must be `good`. */
 static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor input,
-                                         mpt_tensor target, mpt_reduction reduction, double number,
-                                         const char *what, const char *good) {
+    mpt_tensor target, mpt_reduction reduction, double number, const char *what, const char *good) {
     mpt_tensor in[] = {input, target};
     mpt__attributes attributes =
         mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
@@ -443,41 +440,40 @@ static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor in
     return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
 }
 
-mpt_tensor mpt_smooth_l1_loss(mpt_tensor input, mpt_tensor target, double beta,
-                              mpt_reduction reduction) {
+mpt_tensor mpt_smooth_l1_loss(
+    mpt_tensor input, mpt_tensor target, double beta, mpt_reduction reduction) {
     return mpt__apply_number_pair("mpt_smooth_l1_loss", MPT__OP_smooth_l1_loss, input, target,
-                                  reduction, beta, "beta", "0 or more");
+        reduction, beta, "beta", "0 or more");
 }
-mpt_tensor mpt_huber_loss(mpt_tensor input, mpt_tensor target, double delta,
-                          mpt_reduction reduction) {
-    return mpt__apply_number_pair("mpt_huber_loss", MPT__OP_huber_loss, input, target, reduction,
-                                  delta, "delta", "above 0");
+mpt_tensor mpt_huber_loss(
+    mpt_tensor input, mpt_tensor target, double delta, mpt_reduction reduction) {
+    return mpt__apply_number_pair(
+        "mpt_huber_loss", MPT__OP_huber_loss, input, target, reduction, delta, "delta", "above 0");
 }
-mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double margin,
-                                    mpt_reduction reduction) {
+mpt_tensor mpt_hinge_embedding_loss(
+    mpt_tensor input, mpt_tensor target, double margin, mpt_reduction reduction) {
     return mpt__apply_number_pair("mpt_hinge_embedding_loss", MPT__OP_hinge_embedding_loss, input,
-                                  target, reduction, margin, "margin", "a number");
+        target, reduction, margin, "margin", "a number");
 }
 
 mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
-                                                mpt_tensor weight, mpt_tensor pos_weight,
-                                                mpt_reduction reduction) {
+    mpt_tensor weight, mpt_tensor pos_weight, mpt_reduction reduction) {
     mpt_tensor in[] = {logits, target, weight, pos_weight};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
-                           MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+        MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
 }
 
-mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight,
-                                    mpt_reduction reduction) {
+mpt_tensor mpt_binary_cross_entropy(
+    mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction) {
     mpt_tensor in[] = {probabilities, target, weight};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
-                           &attributes, reduction);
+    return mpt__apply_pair(
+        "mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3, &attributes, reduction);
 }
 
-mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
-                      mpt_reduction reduction) {
+mpt_tensor mpt_kl_div(
+    mpt_tensor input, mpt_tensor target, bool log_target, mpt_reduction reduction) {
     mpt_tensor in[] = {input, target};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
@@ -485,7 +481,7 @@ mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
 }
 
 mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor variance,
-                                 bool full, double eps, mpt_reduction reduction) {
+    bool full, double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_gaussian_nll_loss";
     mpt_tensor in[] = {input, target, variance};
     mpt_context *ctx = mpt__context_of(in, 3);
@@ -505,16 +501,16 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
         &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
 }
 
-mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
-                                   mpt_reduction reduction) {
+mpt_tensor mpt_margin_ranking_loss(
+    mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction) {
     mpt_tensor in[] = {a, b, target};
     mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
-    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
-                           &attributes, reduction);
+    return mpt__apply_pair(
+        "mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3, &attributes, reduction);
 }
 
 mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input, bool full,
-                                double eps, mpt_reduction reduction) {
+    double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_poisson_nll_loss";
     mpt_tensor in[] = {input, target};
     if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
@@ -533,8 +529,8 @@ static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduc
     return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
 }
 
-mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_tensor weight,
-                                           mpt_reduction reduction) {
+mpt_tensor mpt_multilabel_soft_margin_loss(
+    mpt_tensor input, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction) {
     static const char name[] = "mpt_multilabel_soft_margin_loss";
     mpt__spares spares;
     mpt_tensor in[] = {input, target, weight};
@@ -543,14 +539,14 @@ mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target, 
         return mpt__null(mpt__context_of(in, 3));
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
-                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+        &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
 /* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
    */
 mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, double margin,
-                                 mpt_tensor weight, mpt_reduction reduction) {
+    mpt_tensor weight, mpt_reduction reduction) {
     static const char name[] = "mpt_multi_margin_loss";
     mpt__spares spares;
     mpt_tensor in[4];
@@ -566,10 +562,9 @@ mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, do
         t && (weight.context || weight.slot) ? mpt__at(ctx, weight, "argument 5") : NULL;
     if (!t || !mpt__ok(ctx)) return mpt__null(ctx);
     bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
-                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
+        (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
     if (!fits)
-        return mpt__refuse(
-            ctx, SHAPE,
+        return mpt__refuse(ctx, SHAPE,
             "input %S and targets %S: expected [N, C] and [N], and a weight [C] or none", &x->shape,
             &t->shape);
     if (p != 1 && p != 2) return mpt__refuse(ctx, ARGUMENT, "p = %d: expected 1 or 2", p);
@@ -586,7 +581,7 @@ mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, do
     }
     mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
     mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
-                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+        reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
@@ -615,19 +610,18 @@ static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, 
         if (!x) return false;
         if (i == 0) first = x;
         if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-            return mpt__reject(ctx, DTYPE, "%s has dtype %D, expected a float dtype", argument[i],
-                               x->dtype);
+            return mpt__reject(
+                ctx, DTYPE, "%s has dtype %D, expected a float dtype", argument[i], x->dtype);
         if (x->shape.rank == 0 || !mpt__same_shape(x, first))
             return mpt__reject(ctx, SHAPE,
-                               "%s is %S: expected equal shapes of one dimension or more",
-                               argument[i], &x->shape);
+                "%s is %S: expected equal shapes of one dimension or more", argument[i], &x->shape);
     }
     for (int i = 0; i < n; i++) in[i] = mpt__widened(spares, in[i]);
     return true;
 }
 
 mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_tensor negative,
-                                   double margin, double eps, bool swap, mpt_reduction reduction) {
+    double margin, double eps, bool swap, mpt_reduction reduction) {
     static const char name[] = "mpt_triplet_margin_loss";
     mpt__spares spares;
     mpt_tensor in[3], of[3];
@@ -647,8 +641,8 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
  * sum of a (b / |b|), over |a|. No product of lengths comes up, which fp32 might not hold. */
 
 /* The length of input i, and that but for those below eps, which is imm[0]; NULL on error. */
-static mpt__tensor *mpt__lengths(mpt__frame *frame, int i, mpt__tensor *each,
-                                 mpt__tensor **at_least) {
+static mpt__tensor *mpt__lengths(
+    mpt__frame *frame, int i, mpt__tensor *each, mpt__tensor **at_least) {
     const mpt__tensor *x = frame->in[i];
     mpt__tensor *length = mpt__unreduced_new(frame);
     *at_least = length ? mpt__unreduced_new(frame) : NULL;
@@ -714,8 +708,8 @@ mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps
     attributes.index[2] = dim == MPT_ALL_DIMS;
     attributes.imm[0] = eps;
     attributes.required = 2;
-    return mpt__spares_end(&spares,
-                           mpt__apply1(name, MPT__OP_cosine_similarity, in, 2, &attributes));
+    return mpt__spares_end(
+        &spares, mpt__apply1(name, MPT__OP_cosine_similarity, in, 2, &attributes));
 }
 
 /* a b, a a and b b into of[]. */
@@ -725,8 +719,8 @@ static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, 
     of[2] = mpt__dot(spares, in[1], in[1], dim);
 }
 
-mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
-                                     mpt_reduction reduction) {
+mpt_tensor mpt_cosine_embedding_loss(
+    mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction) {
     static const char name[] = "mpt_cosine_embedding_loss";
     double eps = 1e-12; /* PyTorch's, added to the squares */
     mpt__spares spares;
@@ -736,8 +730,8 @@ mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor targ
     mpt__products(&spares, in, -1, of);
     of[3] = target;
     mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
-                                                    &attributes, reduction));
+    return mpt__spares_end(&spares,
+        mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4, &attributes, reduction));
 }
 MPT__END_REGION
 

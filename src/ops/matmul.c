@@ -9,8 +9,8 @@
 /* ==== Matrix products ==== */
 
 static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
-    return mpt__error(frame->context, SHAPE, "%S x %S: %s", &frame->in[0]->shape,
-                      &frame->in[1]->shape, why);
+    return mpt__error(
+        frame->context, SHAPE, "%S x %S: %s", &frame->in[0]->shape, &frame->in[1]->shape, why);
 }
 
 /* A 1-d a is a row, a 1-d b a column; the output drops the dimension that was not there. */
@@ -24,7 +24,7 @@ static mpt_status mpt__matmul_shape(mpt__frame *frame) {
         return mpt__matmul_mismatch(frame, "the last dimension of the first must equal the last "
                                            "but one of the second; mpt_transpose one of them");
     if (mpt__broadcast_dims(a, a->shape.rank > 1 ? a->shape.rank - 2 : 0, b,
-                            b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
+            b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
         return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
     if (a->shape.rank > 1) out->dim[out->rank++] = a->shape.dim[a->shape.rank - 2];
     if (b->shape.rank > 1) out->dim[out->rank++] = b->shape.dim[b->shape.rank - 1];
@@ -34,7 +34,7 @@ static mpt_status mpt__matmul_shape(mpt__frame *frame) {
 /* A tensor as [batch.., rows, columns] of a matmul; row, column: whether it has that dimension.
    `batches` leading dimensions of sizes `batch`, by strides of 0; NULL: its own sizes or 1. */
 static void mpt__matrix(mpt__tensor *view, const mpt__tensor *tensor, bool row, bool column,
-                        int batches, const int64_t *batch) {
+    int batches, const int64_t *batch) {
     view->storage = tensor->storage;
     view->dtype = tensor->dtype;
     view->shape.rank = (uint8_t)(batches + 2);
@@ -77,7 +77,7 @@ static MPT__FORCE_INLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
 
 /* out = a b, views of equal rank >= 2. */
 static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
-                                   const mpt__tensor *out, mpt__access access) {
+    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__gemm_begin(frame);
     mpt__reads(launch, 0, a);
     mpt__reads(launch, 1, b);
@@ -87,8 +87,8 @@ static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, cons
 
 /* The three matrices of a call: a, b, and `y`, its output or the gradient of that. Parameters are
    read in their cast form. */
-static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y,
-                              mpt__tensor view[3]) {
+static bool mpt__matmul_views(
+    mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y, mpt__tensor view[3]) {
     bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
     int batches = y->shape.rank - row - column;
     mpt__matrix(&view[2], y, row, column, batches, NULL);
@@ -114,8 +114,8 @@ static mpt_status mpt__matmul_forward(mpt__frame *frame) {
 }
 
 /* Gradient i = left right (batched), summed over the batches in which the input was broadcast. */
-static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tensor *left,
-                                       const mpt__tensor *right) {
+static mpt_status mpt__matmul_gradient(
+    mpt__frame *frame, int i, const mpt__tensor *left, const mpt__tensor *right) {
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
     if (!target) return mpt__outcome(frame);
@@ -158,21 +158,21 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
     if (w->shape.rank != 2 || x->shape.rank < 1 ||
         x->shape.dim[x->shape.rank - 1] != w->shape.dim[1])
         return mpt__error(frame->context, SHAPE,
-                          "input %S does not fit weight %S: expected [.., in] and [out, in]",
-                          &x->shape, &w->shape);
+            "input %S does not fit weight %S: expected [.., in] and [out, in]", &x->shape,
+            &w->shape);
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
         return mpt__error(frame->context, SHAPE, "bias %S does not fit weight %S: expected [%lld]",
-                          &bias->shape, &w->shape, w->shape.dim[0]);
+            &bias->shape, &w->shape, w->shape.dim[0]);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
     return MPT_OK;
 }
 
 /* The weight as operand 1, in the form that mpt__gemm_source chose. */
-static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
-                                                 const mpt__source *source, bool transposed) {
-    mpt__operand *operand = mpt__operand_matrix(launch, 1, weight, weight->shape.dim[0],
-                                                weight->stride[0], transposed, MPT__READ);
+static MPT__FORCE_INLINE void mpt__linear_weight(
+    mpt__launch *launch, const mpt__tensor *weight, const mpt__source *source, bool transposed) {
+    mpt__operand *operand = mpt__operand_matrix(
+        launch, 1, weight, weight->shape.dim[0], weight->stride[0], transposed, MPT__READ);
     operand->storage = source->storage;
     operand->dtype = source->dtype;
 }
@@ -220,8 +220,8 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
     mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || !split) return status;
-    return mpt__launch_unary(frame, mpt__activation_function(activation, false), before,
-                             frame->out[0], MPT__WRITE);
+    return mpt__launch_unary(
+        frame, mpt__activation_function(activation, false), before, frame->out[0], MPT__WRITE);
 }
 
 /* dy times the derivative of the activation; in place where nobody else reads dy. */
@@ -284,7 +284,7 @@ mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias, mpt_acti
     mpt_context *ctx = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
         return mpt__misused(ctx, "mpt_linear", ARGUMENT, "activation %d is none of mpt_activation",
-                            (int)activation);
+            (int)activation);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;
     attributes.required = 2;

@@ -8,14 +8,14 @@
 
 #ifdef MPTRAIN_NO_ATTENTION
 static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, UNSUPPORTED,
-                      "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
+    return mpt__error(
+        frame->context, UNSUPPORTED, "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
 }
 #endif
 #ifdef MPTRAIN_NO_CONV
 static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
     return mpt__error(frame->context, UNSUPPORTED,
-                      "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
+        "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
 }
 #endif
 
@@ -53,8 +53,8 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
     double eps = frame->attributes->imm[0];
     if (!mpt__check_float(frame, 0)) return false;
     if (x->shape.rank < least)
-        return mpt__reject(frame->context, SHAPE, "input %S: expected at least %d dimensions",
-                           &x->shape, least);
+        return mpt__reject(
+            frame->context, SHAPE, "input %S: expected at least %d dimensions", &x->shape, least);
     if (!(eps >= 0.0 && mpt__f64_is_finite(eps)))
         return mpt__reject(frame->context, ARGUMENT, "eps %g: expected 0 or more", eps);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
@@ -67,8 +67,7 @@ static bool mpt__norm_residual(mpt__frame *frame, int i) {
     if (!more) return true;
     if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
     if (more->dtype == x->dtype) return true;
-    if (!mpt__promotes(frame->context))
-        return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
+    if (!mpt__promotes(frame->context)) return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
     frame->out_dtype[0] = MPT_F32;
     return true;
 }
@@ -83,7 +82,7 @@ static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
     int rank = x->shape.rank;
     if (dims < 1 || dims > rank)
         return mpt__error(ctx, ARGUMENT, "%lld dimensions to normalise over: input %S has 1 to %d",
-                          dims, &x->shape, rank);
+            dims, &x->shape, rank);
     for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
         if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return ctx->base.status;
     mpt__norm_residual(frame, MPT__NORM_MORE);
@@ -103,15 +102,15 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
     if (frame->op == MPT__OP_group_norm) {
         if (groups < 1 || channels % groups != 0)
             return mpt__error(ctx, ARGUMENT,
-                              "%lld groups do not divide the %lld channels of input %S", groups,
-                              channels, &x->shape);
+                "%lld groups do not divide the %lld channels of input %S", groups, channels,
+                &x->shape);
     } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
         return mpt__error(ctx, ARGUMENT, "expected mean and variance, or neither");
     } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
         return mpt__error(ctx, SHAPE,
-                          "input %S has one value for each channel: a batch has no variance; use "
-                          "larger batches, or mpt_eval",
-                          &x->shape);
+            "input %S has one value for each channel: a batch has no variance; use "
+            "larger batches, or mpt_eval",
+            &x->shape);
     }
     return MPT_OK;
 }
@@ -136,7 +135,7 @@ static bool mpt__channels_inside(const mpt__tensor *x) {
     int64_t channels = x->shape.dim[1], inner = 1;
     for (int d = 2; d < x->shape.rank; d++) inner *= x->shape.dim[d];
     return x->stride[1] == 1 && mpt__inner_stride(x) == channels &&
-           (x->shape.dim[0] == 1 || x->stride[0] == channels * inner);
+        (x->shape.dim[0] == 1 || x->stride[0] == channels * inner);
 }
 
 /* A fresh tensor of the shape of x lies as that does. */
@@ -145,8 +144,8 @@ static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
 }
 
 /* A tensor of the shape of x itself, or a copy that lies as x does. */
-static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *tensor,
-                                        const mpt__tensor *x) {
+static const mpt__tensor *mpt__lying_as(
+    mpt__frame *frame, const mpt__tensor *tensor, const mpt__tensor *x) {
     bool inside = mpt__channels_inside(x);
     if (inside ? mpt__channels_inside(tensor) : mpt__tensor_contiguous(tensor)) return tensor;
     mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
@@ -157,7 +156,7 @@ static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *te
 
 /* An operand of the input's shape as [N, G, C, S]. */
 static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
-                              const mpt__tensor *tensor, mpt__access access) {
+    const mpt__tensor *tensor, mpt__access access) {
     mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);
     int64_t n = 1, c = 1, rank = tensor->shape.rank, groups = 1, s = 1;
     if (mpt__norm_of_rows(frame)) {
@@ -246,15 +245,15 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
-    mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
-                                      n / (n - 1.0)};
+    mpt__batch_statistics measured = {
+        (uint32_t)frame->attributes->index[1], mean, variance, n / (n - 1.0)};
     mpt__tell(ctx, MPT__BATCH_MEASURED, &measured);
     return ctx->base.status;
 }
 
 /* Gradients of weight and bias of an empty batch. */
-static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2],
-                                    const mpt__access access[2]) {
+static mpt_status mpt__norm_nothing(
+    mpt__frame *frame, mpt__tensor *const into[2], const mpt__access access[2]) {
     for (int i = 0; i < 2; i++)
         if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
     return mpt__outcome(frame);
@@ -325,7 +324,7 @@ static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
 }
 
 static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
-                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor weight, mpt_tensor bias, double eps) {
     mpt_tensor in[] = {x, weight, bias};
     mpt__attributes attributes = mpt__norm_attributes(count, eps);
     return mpt__apply1(name, op, in, 3, &attributes);
@@ -337,8 +336,8 @@ mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor 
 mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
     return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
 }
-mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight, mpt_tensor bias,
-                          double eps) {
+mpt_tensor mpt_group_norm(
+    mpt_tensor x, int64_t groups, mpt_tensor weight, mpt_tensor bias, double eps) {
     return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
 }
 
@@ -358,8 +357,7 @@ static mpt_status mpt__norm_run_both(mpt__frame *frame) {
 }
 
 static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
-                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
-                                      mpt_tensor *sum) {
+    int dims, mpt_tensor weight, mpt_tensor bias, double eps, mpt_tensor *sum) {
     mpt_tensor in[4];
     mpt__frame frame;
     in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
@@ -381,35 +379,34 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
 }
 
 mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight,
-                              mpt_tensor bias, double eps, mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
-                               bias, eps, sum);
+    mpt_tensor bias, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm(
+        "mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight, bias, eps, sum);
 }
-mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight,
-                            double eps, mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
-                               mpt__null(NULL), eps, sum);
+mpt_tensor mpt_add_rms_norm(
+    mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm(
+        "mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight, mpt__null(NULL), eps, sum);
 }
 
 /* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
    statistics the batch's go to; 0: none. */
-static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
-                                        bool relu) {
+static mpt_tensor mpt__apply_batch_norm(
+    const mpt_tensor in[6], double eps, uint32_t module, bool relu) {
     mpt__attributes attributes = mpt__norm_attributes(0, eps);
     attributes.index[1] = module;
     attributes.index[2] = relu;
     return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
-                       in[5].slot || relu ? 6 : 5, &attributes);
+        in[5].slot || relu ? 6 : 5, &attributes);
 }
 
 mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance, mpt_tensor weight,
-                          mpt_tensor bias, double eps) {
+    mpt_tensor bias, double eps) {
     mpt_tensor in[] = {x, weight, bias, mean, variance, mpt__null(NULL)};
     return mpt__apply_batch_norm(in, eps, 0, false);
 }
 mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                               mpt_tensor weight, mpt_tensor bias, double eps,
-                               mpt_tensor residual) {
+    mpt_tensor weight, mpt_tensor bias, double eps, mpt_tensor residual) {
     mpt_tensor in[] = {x, weight, bias, mean, variance, residual};
     return mpt__apply_batch_norm(in, eps, 0, true);
 }
@@ -438,11 +435,10 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if (window < 1 || window > MPT__POOL_MOST ||
             (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
             return mpt__error(ctx, ARGUMENT,
-                              "window or output size %lld, step %lld: expected 1 to 2^30", window,
-                              step);
+                "window or output size %lld, step %lld: expected 1 to 2^30", window, step);
         if (!adaptive && (padding < 0 || padding > window / 2))
             return mpt__error(ctx, ARGUMENT, "padding %lld: expected 0 to half the window of %lld",
-                              padding, window);
+                padding, window);
         bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
         int64_t room = in + 2 * padding - window + (ceiling ? step - 1 : 0);
         int64_t out = adaptive ? window : room / step + 1;
@@ -450,9 +446,9 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
             return mpt__error(ctx, SHAPE,
-                              "input %S with a window of %lld and padding of %lld: no output, or "
-                              "more than 2^31 - 1 places in an image",
-                              &x->shape, window, padding);
+                "input %S with a window of %lld and padding of %lld: no output, or "
+                "more than 2^31 - 1 places in an image",
+                &x->shape, window, padding);
         frame->out_shape[0].dim[2 + d] = out;
     }
     return MPT_OK;
@@ -542,7 +538,7 @@ static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
         attributes.index[4 + d] = config.padding[d];
     }
     attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
-                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+        (config.ceil_mode ? MPT__POOL_CEILING : 0);
     return attributes;
 }
 
@@ -555,8 +551,8 @@ static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
 }
 
 /* [N, C, L] as [N, C, 1, L], whose windows are one high. */
-static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
-                                    const mpt_pool_config *config) {
+static mpt_tensor mpt__apply_pool1d(
+    const char *name, int op, mpt_tensor x, const mpt_pool_config *config) {
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
     mpt__attributes attributes = mpt__pooling_attributes(config);
     mpt__spares spares;
@@ -579,18 +575,18 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-static mpt_tensor mpt__apply_pool(const char *name, int op, mpt_tensor x,
-                                  mpt__attributes attributes) {
+static mpt_tensor mpt__apply_pool(
+    const char *name, int op, mpt_tensor x, mpt__attributes attributes) {
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
 mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool("mpt_max_pool2d", MPT__OP_max_pool2d, x,
-                           mpt__pooling_attributes(config));
+    return mpt__apply_pool(
+        "mpt_max_pool2d", MPT__OP_max_pool2d, x, mpt__pooling_attributes(config));
 }
 mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool("mpt_avg_pool2d", MPT__OP_avg_pool2d, x,
-                           mpt__pooling_attributes(config));
+    return mpt__apply_pool(
+        "mpt_avg_pool2d", MPT__OP_avg_pool2d, x, mpt__pooling_attributes(config));
 }
 mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config) {
     return mpt__apply_pool1d("mpt_max_pool1d", MPT__OP_max_pool2d, x, config);
@@ -599,12 +595,12 @@ mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config) {
     return mpt__apply_pool1d("mpt_avg_pool1d", MPT__OP_avg_pool2d, x, config);
 }
 mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width) {
-    return mpt__apply_pool("mpt_adaptive_max_pool2d", MPT__OP_max_pool2d, x,
-                           mpt__adaptive_attributes(height, width));
+    return mpt__apply_pool(
+        "mpt_adaptive_max_pool2d", MPT__OP_max_pool2d, x, mpt__adaptive_attributes(height, width));
 }
 mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width) {
-    return mpt__apply_pool("mpt_adaptive_avg_pool2d", MPT__OP_avg_pool2d, x,
-                           mpt__adaptive_attributes(height, width));
+    return mpt__apply_pool(
+        "mpt_adaptive_avg_pool2d", MPT__OP_avg_pool2d, x, mpt__adaptive_attributes(height, width));
 }
 
 MPT__END_REGION

@@ -194,8 +194,8 @@ static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, doub
 }
 
 /* With a dimension, or a dtype in its place, and a number. */
-static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
-                                        bool keep_dim, double number) {
+static mpt_tensor mpt__apply_dim_number(
+    const char *name, int op, mpt_tensor x, int dim, bool keep_dim, double number) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = keep_dim;
@@ -225,8 +225,8 @@ static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor 
 
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
-        return mpt__misused(x.context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
-                            MPT_MAX_RANK);
+        return mpt__misused(
+            x.context, name, SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
     for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];

@@ -67,10 +67,10 @@ static mpt__recurrence mpt__recurrence_of(const mpt__frame *frame) {
     mpt__recurrence r;
     const mpt_shape *x = &frame->in[MPT__RNN_X]->shape, *w = &frame->in[MPT__RNN_HH]->shape;
     bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
-    r.cell = frame->op == MPT__OP_lstm  ? MPT__CELL_LSTM
-             : frame->op == MPT__OP_gru ? MPT__CELL_GRU
-             : relu                     ? MPT__CELL_RELU
-                                        : MPT__CELL_TANH;
+    r.cell = frame->op == MPT__OP_lstm ? MPT__CELL_LSTM
+        : frame->op == MPT__OP_gru     ? MPT__CELL_GRU
+        : relu                         ? MPT__CELL_RELU
+                                       : MPT__CELL_TANH;
     r.gates = r.cell == MPT__CELL_LSTM ? 4 : r.cell == MPT__CELL_GRU ? 3 : 1;
     r.batch_first = frame->attributes->index[0] != 0;
     r.reverse = frame->attributes->index[1] != 0;
@@ -95,17 +95,17 @@ static mpt_status mpt__recurrent_weights(mpt__frame *frame, const mpt__recurrenc
     int64_t rows = r->gates * r->hidden;
     if (hr && (r->cell != MPT__CELL_LSTM || !mpt__is_matrix(hr, r->width, r->hidden)))
         return mpt__error(ctx, SHAPE,
-                          "weight_hr %S: expected [%lld, %lld], of an LSTM, whose weight_hh is "
-                          "[4 hidden, projection]",
-                          &hr->shape, r->width, r->hidden);
+            "weight_hr %S: expected [%lld, %lld], of an LSTM, whose weight_hh is "
+            "[4 hidden, projection]",
+            &hr->shape, r->width, r->hidden);
     if (!hr && r->width != r->hidden)
         return mpt__error(ctx, SHAPE, "weight_hh %S: expected [%lld hidden, hidden]",
-                          &frame->in[MPT__RNN_HH]->shape, r->gates);
+            &frame->in[MPT__RNN_HH]->shape, r->gates);
     for (int i = MPT__RNN_BIAS_IH; i <= MPT__RNN_BIAS_HH; i++) {
         const mpt__tensor *bias = frame->in[i];
         if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != rows))
             return mpt__error(ctx, SHAPE, "%s %S: expected [%lld]",
-                              i == MPT__RNN_BIAS_IH ? "bias_ih" : "bias_hh", &bias->shape, rows);
+                i == MPT__RNN_BIAS_IH ? "bias_ih" : "bias_hh", &bias->shape, rows);
     }
     return MPT_OK;
 }
@@ -115,17 +115,17 @@ static mpt_status mpt__recurrent_states(mpt__frame *frame, const mpt__recurrence
     const mpt__tensor *h = frame->in[MPT__RNN_H], *c = frame->in[MPT__RNN_C];
     const mpt__tensor *lengths = frame->in[MPT__RNN_LENGTHS];
     if (h && !mpt__is_matrix(h, r->batch, r->width))
-        return mpt__error(ctx, SHAPE, "state h %S: expected [%lld, %lld]", &h->shape, r->batch,
-                          r->width);
+        return mpt__error(
+            ctx, SHAPE, "state h %S: expected [%lld, %lld]", &h->shape, r->batch, r->width);
     if (c && !mpt__is_matrix(c, r->batch, r->hidden))
-        return mpt__error(ctx, SHAPE, "state c %S: expected [%lld, %lld]", &c->shape, r->batch,
-                          r->hidden);
+        return mpt__error(
+            ctx, SHAPE, "state c %S: expected [%lld, %lld]", &c->shape, r->batch, r->hidden);
     if (lengths && lengths->dtype != MPT_I64)
-        return mpt__error(ctx, DTYPE, "lengths are %D: expected i64; mpt_cast them",
-                          lengths->dtype);
+        return mpt__error(
+            ctx, DTYPE, "lengths are %D: expected i64; mpt_cast them", lengths->dtype);
     if (lengths && (lengths->shape.rank != 1 || lengths->shape.dim[0] != r->batch))
         return mpt__error(ctx, SHAPE, "lengths %S: expected one for each sequence, [%lld]",
-                          &lengths->shape, r->batch);
+            &lengths->shape, r->batch);
     return MPT_OK;
 }
 
@@ -136,15 +136,15 @@ static mpt_status mpt__recurrent_shape(mpt__frame *frame) {
     int gates = frame->op == MPT__OP_lstm ? 4 : frame->op == MPT__OP_gru ? 3 : 1;
     if (x->rank != 3 || x->dim[frame->attributes->index[0] != 0] == 0)
         return mpt__error(ctx, SHAPE,
-                          "input %S: expected [T, B, features] of a step or more, or [B, T, "
-                          "features] with batch_first",
-                          x);
+            "input %S: expected [T, B, features] of a step or more, or [B, T, "
+            "features] with batch_first",
+            x);
     if (ih->rank != 2 || hh->rank != 2 || ih->dim[0] != hh->dim[0] || hh->dim[0] == 0 ||
         hh->dim[0] % gates != 0 || ih->dim[1] != x->dim[2])
         return mpt__error(ctx, SHAPE,
-                          "weight_ih %S, weight_hh %S: expected [%d hidden, %lld], as many as x "
-                          "has features, and [%d hidden, hidden]",
-                          ih, hh, gates, x->dim[2], gates);
+            "weight_ih %S, weight_hh %S: expected [%d hidden, %lld], as many as x "
+            "has features, and [%d hidden, hidden]",
+            ih, hh, gates, x->dim[2], gates);
     mpt__recurrence r = mpt__recurrence_of(frame);
     if (mpt__recurrent_weights(frame, &r) != MPT_OK || mpt__recurrent_states(frame, &r) != MPT_OK)
         return ctx->base.status;
@@ -169,8 +169,8 @@ static mpt__tensor mpt__step_of(const mpt__recurrence *r, const mpt__tensor *all
 }
 
 /* `count` steps from t on. */
-static mpt__tensor mpt__steps_of(const mpt__recurrence *r, const mpt__tensor *all, int64_t t,
-                                 int64_t count) {
+static mpt__tensor mpt__steps_of(
+    const mpt__recurrence *r, const mpt__tensor *all, int64_t t, int64_t count) {
     mpt__tensor view = *all;
     view.shape.dim[r->batch_first] = count;
     view.offset += t * all->stride[r->batch_first];
@@ -178,8 +178,8 @@ static mpt__tensor mpt__steps_of(const mpt__recurrence *r, const mpt__tensor *al
 }
 
 /* Of x's layout, with n numbers a step. */
-static mpt__tensor *mpt__steps_new(mpt__frame *frame, const mpt__recurrence *r, mpt_dtype dtype,
-                                   int64_t n) {
+static mpt__tensor *mpt__steps_new(
+    mpt__frame *frame, const mpt__recurrence *r, mpt_dtype dtype, int64_t n) {
     mpt_shape shape =
         r->batch_first ? MPT_SHAPE(r->batch, r->steps, n) : MPT_SHAPE(r->steps, r->batch, n);
     return mpt__temporary(frame, dtype, &shape);
@@ -204,8 +204,8 @@ static bool mpt__recurrent_unrolls(const mpt__frame *frame, const mpt__recurrenc
     return !r->wide && r->batch >= 4 && (frame->context->backend.unrolls >> frame->compute & 1);
 }
 
-static mpt__launch *mpt__sequences_launch(mpt__frame *frame, const mpt__recurrence *r,
-                                          mpt__kernel kernel) {
+static mpt__launch *mpt__sequences_launch(
+    mpt__frame *frame, const mpt__recurrence *r, mpt__kernel kernel) {
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->index[0] = r->cell;
     launch->index[1] = r->reverse;
@@ -214,8 +214,8 @@ static mpt__launch *mpt__sequences_launch(mpt__frame *frame, const mpt__recurren
     return launch;
 }
 
-static void mpt__sequences_weight(mpt__launch *launch, int k, const mpt__tensor *weight,
-                                  const mpt__source *source) {
+static void mpt__sequences_weight(
+    mpt__launch *launch, int k, const mpt__tensor *weight, const mpt__source *source) {
     mpt__reads(launch, k, weight);
     launch->operand[k].storage = source->storage;
     launch->operand[k].dtype = source->dtype;
@@ -227,9 +227,8 @@ static int64_t mpt__time_of(const mpt__recurrence *r, int64_t step) {
 
 /* out = a w or a w^T, with a weight as mpt__gemm_source gave it. */
 static mpt_status mpt__recurrent_product(mpt__frame *frame, const mpt__tensor *a,
-                                         const mpt__tensor *weight, const mpt__source *source,
-                                         bool transposed, const mpt__tensor *bias,
-                                         const mpt__tensor *out, mpt__access access) {
+    const mpt__tensor *weight, const mpt__source *source, bool transposed, const mpt__tensor *bias,
+    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__gemm_begin(frame);
     const mpt__operand *rows = mpt__operand_rows(launch, 0, a, false, MPT__READ);
     mpt__linear_weight(launch, weight, source, transposed);
@@ -239,14 +238,14 @@ static mpt_status mpt__recurrent_product(mpt__frame *frame, const mpt__tensor *a
 }
 
 /* The dense tensors that the kernels read of an input; NULL where it is absent. */
-static bool mpt__recurrent_dense(mpt__frame *frame, const mpt__tensor *from,
-                                 const mpt__tensor **dense) {
+static bool mpt__recurrent_dense(
+    mpt__frame *frame, const mpt__tensor *from, const mpt__tensor **dense) {
     *dense = from ? mpt__contiguous_of(frame, from) : NULL;
     return *dense || !from;
 }
 
 static mpt__launch *mpt__cell_launch(mpt__frame *frame, const mpt__recurrence *r, bool backward,
-                                     mpt__cell cell, int64_t t, const mpt__tensor *lengths) {
+    mpt__cell cell, int64_t t, const mpt__tensor *lengths) {
     mpt__launch *launch =
         mpt__launch_begin(frame->context, backward ? MPT__K_RECURRENT_BACKWARD : MPT__K_RECURRENT);
     launch->index[0] = cell;
@@ -309,21 +308,21 @@ static void mpt__unrolled_save(mpt__frame *frame, const mpt__unrolled *u) {
 }
 
 /* The products of a step with its state; false where there is none, which counts as 0. */
-static bool mpt__unrolled_given(mpt__frame *frame, const mpt__unrolled *u,
-                                const mpt__tensor *before) {
+static bool mpt__unrolled_given(
+    mpt__frame *frame, const mpt__unrolled *u, const mpt__tensor *before) {
     if (!before) return false;
-    mpt__recurrent_product(frame, before, frame->in[MPT__RNN_HH], &u->hh, true, NULL, u->given,
-                           MPT__WRITE);
+    mpt__recurrent_product(
+        frame, before, frame->in[MPT__RNN_HH], &u->hh, true, NULL, u->given, MPT__WRITE);
     return mpt__ok(frame->context);
 }
 
 /* The projection of a step, and what of it is over. */
-static mpt_status mpt__unrolled_project(mpt__frame *frame, const mpt__unrolled *u, int64_t t,
-                                        const mpt__tensor *before) {
+static mpt_status mpt__unrolled_project(
+    mpt__frame *frame, const mpt__unrolled *u, int64_t t, const mpt__tensor *before) {
     mpt__tensor inner = mpt__step_of(&u->r, u->inner, t);
     mpt__tensor out = mpt__step_of(&u->r, frame->out[0], t);
     mpt__recurrent_product(frame, &inner, frame->in[MPT__RNN_HR], &u->hr, true, NULL,
-                           u->lengths ? u->wide : &out, MPT__WRITE);
+        u->lengths ? u->wide : &out, MPT__WRITE);
     if (!u->lengths || !mpt__ok(frame->context)) return mpt__outcome(frame);
     mpt__tensor state = mpt__step_of(&u->r, u->states, t);
     mpt__launch *launch = mpt__cell_launch(frame, &u->r, false, MPT__CELL_CARRY, t, u->lengths);
@@ -399,7 +398,7 @@ static mpt_status mpt__recurrent_forward(mpt__frame *frame) {
     if (!x) return ctx->base.status;
     mpt__unrolled_save(frame, &u);
     mpt__recurrent_product(frame, x, frame->in[MPT__RNN_IH], &ih, true, frame->in[MPT__RNN_BIAS_IH],
-                           u.gates, MPT__WRITE);
+        u.gates, MPT__WRITE);
     const bool all = mpt__recurrent_unrolls(frame, r);
     if (all && mpt__ok(ctx) && mpt__unrolled_all(frame, &u) != MPT_OK) return ctx->base.status;
     for (int64_t step = 0; step < r->steps && !all && mpt__ok(ctx); step++)
@@ -424,8 +423,8 @@ typedef struct {
 } mpt__rolled;
 
 /* A slope that begins as that of an output, or 0. */
-static mpt__tensor *mpt__rolled_state(mpt__frame *frame, const mpt__recurrence *r, int64_t n,
-                                      int output) {
+static mpt__tensor *mpt__rolled_state(
+    mpt__frame *frame, const mpt__recurrence *r, int64_t n, int output) {
     const mpt__tensor *from = output < frame->n_out ? frame->dy[output] : NULL;
     mpt__tensor *state = mpt__state_new(frame, r, n);
     if (!state) return NULL;
@@ -470,8 +469,8 @@ static mpt_status mpt__rolled_project(mpt__frame *frame, const mpt__rolled *b, i
     if (b->dy) dy = mpt__step_of(&b->r, b->dy, t), mpt__reads(launch, 5, &dy);
     mpt__operand_of(launch, 6, b->dh, MPT__READ_WRITE);
     if (mpt__submit(frame->context, launch) != MPT_OK) return mpt__outcome(frame);
-    return mpt__recurrent_product(frame, &projected, frame->saved[MPT__RNN_HR], &b->hr, false, NULL,
-                                  b->dm, MPT__WRITE);
+    return mpt__recurrent_product(
+        frame, &projected, frame->saved[MPT__RNN_HR], &b->hr, false, NULL, b->dm, MPT__WRITE);
 }
 
 static mpt_status mpt__rolled_step(mpt__frame *frame, const mpt__rolled *b, int64_t step) {
@@ -501,7 +500,7 @@ static mpt_status mpt__rolled_step(mpt__frame *frame, const mpt__rolled *b, int6
     mpt_status status = mpt__submit(frame->context, launch);
     if (status != MPT_OK || (step == 0 && !mpt__wants(frame, MPT__RNN_H))) return status;
     return mpt__recurrent_product(frame, &by_state, saved[MPT__RNN_HH], &b->hh, false, NULL, b->dh,
-                                  gru || b->lengths ? MPT__ACCUMULATE : MPT__WRITE);
+        gru || b->lengths ? MPT__ACCUMULATE : MPT__WRITE);
 }
 
 static mpt_status mpt__rolled_all(mpt__frame *frame, const mpt__rolled *b) {
@@ -531,8 +530,8 @@ static mpt_status mpt__rolled_all(mpt__frame *frame, const mpt__rolled *b) {
 }
 
 /* dw = slopes^T of, over all steps that both have. */
-static mpt_status mpt__rolled_weight(mpt__frame *frame, int i, const mpt__tensor *slopes,
-                                     const mpt__tensor *of) {
+static mpt_status mpt__rolled_weight(
+    mpt__frame *frame, int i, const mpt__tensor *slopes, const mpt__tensor *of) {
     mpt__access access;
     const mpt__tensor *dw = mpt__gradient_into(frame, i, &access);
     if (!dw) return mpt__outcome(frame);
@@ -544,8 +543,8 @@ static mpt_status mpt__rolled_weight(mpt__frame *frame, int i, const mpt__tensor
 }
 
 /* x with zeros where sequences are over: slopes are 0 there, and 0 times infinity is none. */
-static const mpt__tensor *mpt__rolled_input(mpt__frame *frame, const mpt__rolled *b,
-                                            const mpt__tensor *x) {
+static const mpt__tensor *mpt__rolled_input(
+    mpt__frame *frame, const mpt__rolled *b, const mpt__tensor *x) {
     const mpt__recurrence *r = &b->r;
     if (!b->lengths || !x) return x;
     const mpt__tensor *all = mpt__steps_new(frame, r, (mpt_dtype)x->dtype, x->shape.dim[2]);
@@ -619,8 +618,8 @@ static mpt_status mpt__recurrent_backward(mpt__frame *frame) {
         mpt__source ih;
         if (!mpt__gemm_source(ctx, frame->saved[MPT__RNN_IH], frame->compute, &ih))
             return ctx->base.status;
-        mpt__recurrent_product(frame, b.slopes, frame->saved[MPT__RNN_IH], &ih, false, NULL, dx,
-                               access);
+        mpt__recurrent_product(
+            frame, b.slopes, frame->saved[MPT__RNN_IH], &ih, false, NULL, dx, access);
     }
     if (!mpt__ok(ctx) || mpt__rolled_weight(frame, MPT__RNN_IH, b.slopes, x) != MPT_OK ||
         mpt__rolled_recurrent(frame, &b) != MPT_OK ||
@@ -641,10 +640,9 @@ static mpt_status mpt__recurrent_run(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt_status status = mpt__call_shape(frame);
     for (int i = 0; i < frame->n_out; i++) {
-        frame->out[i] = status != MPT_OK
-                            ? NULL
-                            : mpt__tensor_make(ctx, frame->out_dtype[i], &frame->out_shape[i],
-                                               MPT_MEMORY_ACTIVATION, true);
+        frame->out[i] = status != MPT_OK ? NULL
+                                         : mpt__tensor_make(ctx, frame->out_dtype[i],
+                                               &frame->out_shape[i], MPT_MEMORY_ACTIVATION, true);
         if (!frame->out[i]) status = ctx->base.status;
     }
     if (status == MPT_OK) status = mpt__call_forward(frame);
@@ -656,19 +654,12 @@ static mpt_status mpt__recurrent_run(mpt__frame *frame) {
 
 /* state: h, and c of an LSTM; before the call and, where it is an error, null, after it. */
 static mpt_tensor mpt__recurrent_call(const char *name, int op, mpt_tensor x,
-                                      const mpt_cell_config *how, mpt_tensor *const state[2]) {
+    const mpt_cell_config *how, mpt_tensor *const state[2]) {
     mpt_cell_config none = mpt_cell_config_default();
     const int n_out = op == MPT__OP_lstm ? 3 : 2;
     if (!how) how = &none;
-    mpt_tensor in[] = {x,
-                       how->weight_ih,
-                       how->weight_hh,
-                       how->bias_ih,
-                       how->bias_hh,
-                       how->weight_hr,
-                       mpt__null(NULL),
-                       mpt__null(NULL),
-                       how->lengths};
+    mpt_tensor in[] = {x, how->weight_ih, how->weight_hh, how->bias_ih, how->bias_hh,
+        how->weight_hr, mpt__null(NULL), mpt__null(NULL), how->lengths};
     const int n_in = sizeof in / sizeof *in;
     mpt__attributes attributes = mpt__no_attributes;
     mpt__frame frame;

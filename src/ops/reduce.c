@@ -79,23 +79,23 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
 /* An operand of ARGMAX or its gradient: flat when all dimensions go, which only contiguous tensors
    can be; `reduced`: without the dimension that went. */
 static void mpt__operand_chosen(const mpt__frame *frame, mpt__launch *launch, int position,
-                                const mpt__tensor *tensor, bool reduced, mpt__access access) {
+    const mpt__tensor *tensor, bool reduced, mpt__access access) {
     bool flat = frame->attributes->index[2] != 0;
     mpt_shape all = MPT_SHAPE(mpt__tensor_numel(tensor));
-    mpt__tensor view = flat      ? mpt__viewed(tensor, &all)
-                       : reduced ? mpt__unreduced_view(frame, tensor)
-                                 : *tensor;
+    mpt__tensor view = flat ? mpt__viewed(tensor, &all)
+        : reduced           ? mpt__unreduced_view(frame, tensor)
+                            : *tensor;
     mpt__operand_of(launch, position, &view, access);
     launch->index[0] = flat ? 0 : frame->attributes->index[0];
 }
 
 /* Index and value of the first maximum, each where it is wanted. */
-static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index,
-                                     const mpt__tensor *value) {
+static mpt_status mpt__launch_argmax(
+    mpt__frame *frame, const mpt__tensor *index, const mpt__tensor *value) {
     const mpt__tensor *x = frame->in[0];
     if (frame->attributes->index[3] == 0)
-        return mpt__error(frame->context, SHAPE, "no elements to choose from in shape %S",
-                          &x->shape);
+        return mpt__error(
+            frame->context, SHAPE, "no elements to choose from in shape %S", &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
@@ -179,8 +179,8 @@ static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
     mpt__tensor *each = mpt__elements_new(frame);
     if (!each || !mpt__dx_into(frame)) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    mpt__launch_binary(frame->context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1],
-                       each, MPT__WRITE);
+    mpt__launch_binary(
+        frame->context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1], each, MPT__WRITE);
     return mpt__launch_binary(frame->context, MPT__FN_MUL, each, &dy, frame->dx, frame->access);
 }
 
@@ -195,7 +195,7 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
 
 /* What becomes of sums of squares, which are formed anew where fp32 does not hold them. */
 static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *mean,
-                                const mpt__tensor *sum, double factor, bool root) {
+    const mpt__tensor *sum, double factor, bool root) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SQUARES);
     launch->imm[0] = factor, launch->index[0] = root;
     mpt__reads(launch, 0, x);
@@ -230,8 +230,8 @@ static mpt_status mpt__var_backward(mpt__frame *frame) {
     mpt__tensor *each = factor ? mpt__elements_new(frame) : NULL;
     if (!each || !mpt__dx_into(frame)) return ctx->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    mpt__launch_binary(ctx, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor,
-                       MPT__WRITE);
+    mpt__launch_binary(
+        ctx, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, factor, factor, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_SUB, frame->saved[0], frame->saved[1], each, MPT__WRITE);
     return mpt__launch_binary(ctx, MPT__FN_MUL, each, factor, frame->dx, frame->access);
@@ -244,8 +244,8 @@ static mpt_status mpt__norm_shape(mpt__frame *frame) {
     if (p != (double)INFINITY)
         return mpt__error(frame->context, ARGUMENT, "p = %g: expected 1, 2 or INFINITY", p);
     if (frame->attributes->index[3] > 0) return MPT_OK;
-    return mpt__error(frame->context, SHAPE, "no largest element in shape %S",
-                      &frame->in[0]->shape);
+    return mpt__error(
+        frame->context, SHAPE, "no largest element in shape %S", &frame->in[0]->shape);
 }
 
 static mpt_status mpt__norm_forward(mpt__frame *frame) {
@@ -376,7 +376,7 @@ MPT__BEGIN_COLD
 /* ==== Running sums ==== */
 
 static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
-                                     const mpt__tensor *out, bool reverse, mpt__access access) {
+    const mpt__tensor *out, bool reverse, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_CUMSUM);
     launch->index[1] = reverse;
     mpt__operand_along(frame, launch, 0, in, MPT__READ);

@@ -80,15 +80,15 @@ mpt_tensor mpt_detach(mpt_tensor x) {
 
 /* Strides under which a tensor shows `shape` without a copy; false if there are none. Runs of
    dimensions that lie evenly in memory can be cut anew, others cannot. */
-static bool mpt__reshape_strides(const mpt__tensor *tensor, const mpt_shape *shape,
-                                 int64_t *stride) {
+static bool mpt__reshape_strides(
+    const mpt__tensor *tensor, const mpt_shape *shape, int64_t *stride) {
     mpt__shape_strides(shape, stride);
     if (mpt__tensor_contiguous(tensor)) return true;
     int to = shape->rank - 1;
     for (int from = tensor->shape.rank - 1; from >= 0;) {
         int64_t run = tensor->shape.dim[from], base = tensor->stride[from];
         while (from > 0 &&
-               (tensor->shape.dim[from - 1] == 1 ||
+            (tensor->shape.dim[from - 1] == 1 ||
                 tensor->stride[from - 1] == tensor->shape.dim[from] * tensor->stride[from])) {
             if (tensor->shape.dim[from - 1] == 1) { /* its stride says nothing: look through it */
                 if (from == 1) {
@@ -124,8 +124,8 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
             unknown = i, unknowns++;
         else
             known = shape.dim[i] < 0 || (shape.dim[i] && known > INT64_MAX / shape.dim[i])
-                        ? -1
-                        : known * shape.dim[i];
+                ? -1
+                : known * shape.dim[i];
         if (known < 0) break;
     }
     if (unknowns == 1 && known > 0 && numel % known == 0) {
@@ -135,7 +135,7 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
     }
     if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
         return mpt__error(frame->context, SHAPE, "%S has %lld elements and cannot become %S",
-                          &x->shape, numel, &asked);
+            &x->shape, numel, &asked);
     frame->out_shape[0] = shape;
     frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
     frame->view_offset = x->offset;
@@ -164,8 +164,8 @@ mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     int last = first >= 0 ? mpt__dimension(x.context, last_dim, tensor->shape.rank) : -1;
     if (last < 0) return mpt__null(x.context);
     if (last < first)
-        return mpt__refuse(x.context, ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
-                           first_dim);
+        return mpt__refuse(
+            x.context, ARGUMENT, "last_dim %d lies before first_dim %d", last_dim, first_dim);
     mpt_shape shape;
     shape.rank = 0;
     for (int i = 0; i < tensor->shape.rank; i++) {
@@ -192,8 +192,7 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
     if (!good) {
         mpt_shape asked = mpt__asked_shape(frame);
         return mpt__error(frame->context, ARGUMENT,
-                          "%S is no order of the %d dimensions, each named once", &asked,
-                          (int)x->shape.rank);
+            "%S is no order of the %d dimensions, each named once", &asked, (int)x->shape.rank);
     }
     frame->is_view = true;
     frame->layout = MPT__LAYOUT_KEPT;
@@ -274,8 +273,8 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
-static mpt_tensor mpt__slice(const char *name, mpt_tensor x, int dim, int64_t start, int64_t stop,
-                             int64_t step) {
+static mpt_tensor mpt__slice(
+    const char *name, mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
@@ -296,8 +295,8 @@ mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
     mpt_shape shape = tensor->shape;
     int64_t size = shape.dim[at], first = index < 0 ? index + size : index;
     if (first < 0 || first >= size)
-        return mpt__refuse(x.context, ARGUMENT, "index %lld is not in dimension %d of %S", index,
-                           at, &shape);
+        return mpt__refuse(
+            x.context, ARGUMENT, "index %lld is not in dimension %d of %S", index, at, &shape);
     shape.rank--;
     for (int i = at; i < shape.rank; i++) shape.dim[i] = shape.dim[i + 1];
     mpt_tensor slice = mpt__slice("mpt_select", x, at, first, first + 1, 1);
@@ -308,7 +307,7 @@ mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
 
 /* Parts of `size`, or `chunks` of them where that is not 0. */
 static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
-                      mpt_tensor *parts, int capacity) {
+    mpt_tensor *parts, int capacity) {
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
     int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
     if (at < 0) return -1;
@@ -349,9 +348,9 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
     int64_t numel = good ? mpt__shape_numel(&shape) : -1;
     if (numel < 0 || numel > INT64_MAX / 16)
         return mpt__error(frame->context, SHAPE,
-                          "%S does not expand to %S: only dimensions of size 1 and new leading "
-                          "ones grow, to at most 2^59 elements",
-                          &x->shape, &asked);
+            "%S does not expand to %S: only dimensions of size 1 and new leading "
+            "ones grow, to at most 2^59 elements",
+            &x->shape, &asked);
     frame->is_view = true;
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_shape[0] = shape;
@@ -387,9 +386,9 @@ mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
     }
     if (!good)
         return mpt__refuse(x.context, ARGUMENT,
-                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
-                           "or more, and at most 8 dimensions in all, those of both counted twice",
-                           &tensor->shape, &times);
+            "a tensor %S repeated %S times: expected a number for each dimension, 0 "
+            "or more, and at most 8 dimensions in all, those of both counted twice",
+            &tensor->shape, &times);
     apart.rank = wide.rank = rank;
     return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
 }
@@ -408,8 +407,8 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
             good = i == dim || x->shape.dim[i] == first->shape.dim[i];
         if (!good)
             return mpt__error(frame->context, SHAPE,
-                              "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
-                              &x->shape, n, dim);
+                "%S and %S (tensor %d) differ outside dimension %d", &first->shape, &x->shape, n,
+                dim);
         frame->out_shape[0].dim[dim] += x->shape.dim[dim];
     }
     frame->attributes->index[0] = dim;
@@ -417,8 +416,8 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
 }
 
 /* The part of `whole` that input n takes, which starts at *start; moves *start on. */
-static mpt__tensor mpt__cat_part(const mpt__frame *frame, const mpt__tensor *whole, int n,
-                                 int64_t *start) {
+static mpt__tensor mpt__cat_part(
+    const mpt__frame *frame, const mpt__tensor *whole, int n, int64_t *start) {
     int64_t dim = frame->attributes->index[0];
     mpt__tensor part = *whole;
     part.shape.dim[dim] = frame->in[n]->shape.dim[dim];
@@ -464,8 +463,8 @@ static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int 
 }
 
 /* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
-static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
-                            bool stacks) {
+static mpt_tensor mpt__join(
+    const char *name, const mpt_tensor *tensors, int count, int dim, bool stacks) {
     mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     mpt_tensor group[MPT__USER_INPUTS];
     int in_group = 0;

@@ -31,13 +31,13 @@ struct mpt_op_call {
 mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
     if (!mpt__enter(ctx, "mpt_op_register")) return mpt__op_handle(ctx, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
-                cls->n_inputs <= MPT__USER_INPUTS && cls->n_outputs >= 1 &&
-                cls->n_outputs <= MPT__MAX_OUTPUTS;
+        cls->n_inputs <= MPT__USER_INPUTS && cls->n_outputs >= 1 &&
+        cls->n_outputs <= MPT__MAX_OUTPUTS;
     mpt__op *op = NULL;
     if (!good)
         mpt__error(ctx, ARGUMENT,
-                   "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
-                   (int)MPT__USER_INPUTS, (int)MPT__MAX_OUTPUTS);
+            "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
+            (int)MPT__USER_INPUTS, (int)MPT__MAX_OUTPUTS);
     else
         op = (mpt__op *)mpt__object_make(ctx, MPT__USER_OP, sizeof *op);
     if (op) op->cls = *cls, op->user = user;
@@ -49,17 +49,17 @@ mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
 /* Begins a call on slot `index` of a kind; NULL with an error recorded. */
 static mpt_tensor *mpt__call_slot(mpt_op_call *call, const char *name, int kind, int index) {
     if (!call || !mpt__enter(call->frame->context, name)) return NULL;
-    int count = kind == MPT__CALL_OUTPUT  ? call->frame->n_out
-                : kind == MPT__CALL_SAVED ? MPT__USER_INPUTS
-                                          : call->frame->n_in;
+    int count = kind == MPT__CALL_OUTPUT ? call->frame->n_out
+        : kind == MPT__CALL_SAVED        ? MPT__USER_INPUTS
+                                         : call->frame->n_in;
     if (index >= 0 && index < count) return &call->slot[kind][index];
     mpt__error(call->frame->context, ARGUMENT, "op %s: index %d is not in 0..%d",
-               call->op->cls.name, index, count - 1);
+        call->op->cls.name, index, count - 1);
     return NULL;
 }
 
-static mpt_status mpt__call_set(mpt_op_call *call, const char *name, int kind, int index,
-                                mpt_tensor value) {
+static mpt_status mpt__call_set(
+    mpt_op_call *call, const char *name, int kind, int index, mpt_tensor value) {
     mpt_tensor *slot = mpt__call_slot(call, name, kind, index);
     if (!call) return MPT_ERROR_ARGUMENT;
     mpt_context *ctx = call->frame->context;
@@ -81,12 +81,12 @@ mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
     mpt_context *ctx = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
     if (!input)
-        return mpt__refuse(ctx, HANDLE, "input %d of op %s is a null handle", index,
-                           call->op->cls.name);
+        return mpt__refuse(
+            ctx, HANDLE, "input %d of op %s is a null handle", index, call->op->cls.name);
     if (input->handle && input->storage) return mpt__handle(ctx, input);
     return mpt__refuse(ctx, STATE,
-                       "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
-                       call->op->cls.name);
+        "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
+        call->op->cls.name);
 }
 
 mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
@@ -131,8 +131,8 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 }
 
 /* The user's status, or the sticky one; a failure without a message gets one. */
-static mpt_status mpt__user_status(mpt_context *ctx, const mpt__op *op, const char *call,
-                                   mpt_status status) {
+static mpt_status mpt__user_status(
+    mpt_context *ctx, const mpt__op *op, const char *call, mpt_status status) {
     ctx->base.op = call; /* not the last one that the user's function made */
 #if defined(MPTRAIN_CUDA)
     if (mpt__ok(ctx) && ctx->queues) {
@@ -169,7 +169,7 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
             status = mpt__error(ctx, SHAPE, "op %s gave input %d a gradient %S, expected %S",
-                                op->cls.name, i, &gradient->shape, &frame->in[i]->shape);
+                op->cls.name, i, &gradient->shape, &frame->in[i]->shape);
             break;
         }
         status = mpt__gradient_pass(frame, i, gradient);
@@ -179,8 +179,8 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
 }
 
 /* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
-static void mpt__user_cast_inputs(mpt_context *ctx, const mpt__op *op, const mpt_tensor *in,
-                                  int n_in, mpt_tensor *cast) {
+static void mpt__user_cast_inputs(
+    mpt_context *ctx, const mpt__op *op, const mpt_tensor *in, int n_in, mpt_tensor *cast) {
     mpt_dtype low = mpt__autocast_dtype(ctx);
     mpt_dtype want = op->cls.autocast == MPT_AUTOCAST_LOW ? low : MPT_F32;
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
@@ -197,7 +197,7 @@ static void mpt__user_cast_inputs(mpt_context *ctx, const mpt__op *op, const mpt
 static bool mpt__user_forward_begin(mpt_context *ctx, const char *name) {
     if (ctx->forward_depth == MPT__MAX_DEPTH) {
         mpt__error(ctx, STATE, "forward of %s runs in itself or nests deeper than %d calls", name,
-                   MPT__MAX_DEPTH);
+            MPT__MAX_DEPTH);
         return false;
     }
     ctx->forward_depth++;
@@ -259,7 +259,7 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     if (!found) return mpt__status_of(ctx);
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
         return mpt__error(ctx, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
-                          found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
+            found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
     mpt_tensor cast[MPT__USER_INPUTS];
     mpt__user_cast_inputs(ctx, found, in, n_in, cast);
     mpt__attributes attributes = mpt__no_attributes;
@@ -293,12 +293,12 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
 static bool mpt__queue_open(mpt_context *ctx) {
     if (!ctx->backend.stream)
         return mpt__reject(ctx, UNSUPPORTED,
-                           "this context computes on the CPU (mpt_get_device tells); mpt_read and "
-                           "mpt_from are what C code there works with");
+            "this context computes on the CPU (mpt_get_device tells); mpt_read and "
+            "mpt_from are what C code there works with");
     if (ctx->recorder && !ctx->recorder->own)
         return mpt__reject(ctx, UNSUPPORTED,
-                           "a kernel of your own is no launch of the library's: neither captured "
-                           "steps nor recordings can repeat it");
+            "a kernel of your own is no launch of the library's: neither captured "
+            "steps nor recordings can repeat it");
     if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
     mpt__wait_no_more(ctx);
     return mpt__ok(ctx);
@@ -310,14 +310,14 @@ void *mpt_device_data(mpt_tensor tensor, bool writes) {
     if (!found || !mpt__queue_open(ctx)) return NULL;
     if (!mpt__tensor_contiguous(found)) {
         mpt__error(ctx, STATE, "the elements of the tensor %S are not in order; mpt_contiguous %s",
-                   &found->shape,
-                   writes ? "gives a copy, and mpt_copy_ writes one back" : "gives them so");
+            &found->shape,
+            writes ? "gives a copy, and mpt_copy_ writes one back" : "gives them so");
         return NULL;
     }
     if (writes && mpt__writing_refused(ctx, found->storage)) return NULL;
     if (writes) mpt__touched(ctx, found->storage);
     return (char *)ctx->data[found->storage] +
-           found->offset * (int64_t)mpt__dtype_info[found->dtype].bytes;
+        found->offset * (int64_t)mpt__dtype_info[found->dtype].bytes;
 }
 
 void *mpt_device_stream(mpt_context *ctx) {

@@ -70,13 +70,13 @@ static void mpt__ema_cover(mpt_context *ctx, mpt__ema *ema, const mpt__parameter
 }
 
 /* Copies between the values of a part, at `values`, and another storage of it. */
-static mpt_status mpt__ema_move(mpt_context *ctx, const mpt__ema_part *part, uint32_t other,
-                                bool average, bool to_values) {
+static mpt_status mpt__ema_move(
+    mpt_context *ctx, const mpt__ema_part *part, uint32_t other, bool average, bool to_values) {
     const mpt__block *block = &ctx->blocks[part->block];
     mpt_dtype own = (mpt_dtype)block->dtype, dtype = average ? MPT_F32 : own;
     if (!to_values)
-        return mpt__copy_elements(ctx, block->values, own, part->first, other, dtype, 0,
-                                  part->count);
+        return mpt__copy_elements(
+            ctx, block->values, own, part->first, other, dtype, 0, part->count);
     mpt__copy_elements(ctx, other, dtype, 0, block->values, own, part->first, part->count);
     ctx->storages[block->values].version++;
     mpt__values_replayed(ctx, block->values); /* masters hold on to what they know */
@@ -156,15 +156,15 @@ mpt_status mpt_ema_update(mpt_ema handle) {
     const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(ctx, ema->optimizer) : NULL;
     if (!optimizer) return mpt__status_of(ctx);
     if (ema->applied)
-        return mpt__error(ctx, STATE,
-                          "the module's values are the averages; call mpt_ema_restore first");
+        return mpt__error(
+            ctx, STATE, "the module's values are the averages; call mpt_ema_restore first");
     for (int i = 0; i < ema->parts; i++) {
         const mpt__ema_part *part = &ema->part[i];
         const mpt__block *block = &ctx->blocks[part->block];
         mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_AVERAGE);
         mpt__operand_on(launch, 0, part->average, MPT_F32, 0, part->count, MPT__READ_WRITE);
-        mpt__operand_on(launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count,
-                        MPT__READ);
+        mpt__operand_on(
+            launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_APPLIED];
         launch->slot[1] = ema->seen_slot;
         launch->slot[2] = ema->count_slot;
@@ -184,12 +184,12 @@ mpt_status mpt_ema_apply(mpt_ema handle) {
         mpt__ema_part *part = &ema->part[i];
         const mpt__block *block = &ctx->blocks[part->block];
         if (mpt__averages_applied(ctx, part->block))
-            return mpt__error(ctx, STATE,
-                              "averages were applied already; call mpt_ema_restore first");
+            return mpt__error(
+                ctx, STATE, "averages were applied already; call mpt_ema_restore first");
         if (mpt__writing_refused(ctx, block->values)) return ctx->base.status;
         if (!part->backup)
             part->backup = mpt__storage_new(ctx, part->count * mpt__dtype_info[block->dtype].bytes,
-                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+                MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
         if (!part->backup) return ctx->base.status;
     }
     for (int i = 0; i < ema->parts; i++)
@@ -212,8 +212,8 @@ mpt_status mpt_ema_restore(mpt_ema handle) {
 }
 
 /* Visits the averages of every parameter under its name, then the counts. */
-static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__state_visitor visit,
-                                 void *user) {
+static mpt_status mpt__ema_visit(
+    mpt_context *ctx, const mpt__ema *ema, mpt__state_visitor visit, void *user) {
     char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
@@ -259,8 +259,8 @@ mpt_status mpt_ema_destroy(mpt_ema handle) {
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
     if (!ema) return mpt__status_of(ctx);
     if (ema->applied && mpt__ema_lives(ctx, ema))
-        return mpt__error(ctx, STATE,
-                          "the module's values are the averages; call mpt_ema_restore first");
+        return mpt__error(
+            ctx, STATE, "the module's values are the averages; call mpt_ema_restore first");
     mpt__object_free(ctx, MPT__EMA, ema->id.slot);
     return ctx->base.status;
 }

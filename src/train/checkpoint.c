@@ -17,9 +17,8 @@
 static const struct {
     char name[8];
     uint8_t bits;
-} mpt__foreign_dtypes[] = {{"I16", 16},    {"I8", 8},     {"U16", 16},    {"U32", 32},
-                           {"U64", 64},    {"C64", 64},   {"F8_E8M0", 8}, {"F4", 4},
-                           {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+} mpt__foreign_dtypes[] = {{"I16", 16}, {"I8", 8}, {"U16", 16}, {"U32", 32}, {"U64", 64},
+    {"C64", 64}, {"F8_E8M0", 8}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}};
 
 enum {
     MPT__FILE_DTYPES =
@@ -66,10 +65,10 @@ typedef struct {
 
 /* ==== The header ==== */
 
-static bool mpt__archive_unequal(const mpt__archive *a, const char *text, int64_t expected,
-                                 int64_t got) {
+static bool mpt__archive_unequal(
+    const mpt__archive *a, const char *text, int64_t expected, int64_t got) {
     return mpt__reject(a->context, FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
-                       a->json.name, 8 + (int64_t)a->json.at, text, expected, got);
+        a->json.name, 8 + (int64_t)a->json.at, text, expected, got);
 }
 
 static bool mpt__parse_dtype(mpt__archive *a, mpt__entry *entry) {
@@ -104,9 +103,8 @@ static bool mpt__parse_shape(mpt__archive *a, mpt__entry *entry) {
 static bool mpt__parse_offsets(mpt__archive *a, mpt__entry *entry) {
     static const char otherwise[] = "two offsets expected";
     return mpt__json_expect(&a->json, '[', otherwise) &&
-           mpt__json_natural(&a->json, &entry->begin) &&
-           mpt__json_expect(&a->json, ',', otherwise) && mpt__json_natural(&a->json, &entry->end) &&
-           mpt__json_expect(&a->json, ']', otherwise);
+        mpt__json_natural(&a->json, &entry->begin) && mpt__json_expect(&a->json, ',', otherwise) &&
+        mpt__json_natural(&a->json, &entry->end) && mpt__json_expect(&a->json, ']', otherwise);
 }
 
 /* A tensor's object, with its size checked against its offsets. */
@@ -114,9 +112,8 @@ static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
     static const struct {
         const char *name;
         bool (*parse)(mpt__archive *a, mpt__entry *entry);
-    } fields[3] = {{"dtype", mpt__parse_dtype},
-                   {"shape", mpt__parse_shape},
-                   {"data_offsets", mpt__parse_offsets}};
+    } fields[3] = {{"dtype", mpt__parse_dtype}, {"shape", mpt__parse_shape},
+        {"data_offsets", mpt__parse_offsets}};
     int has = 0;
     if (!mpt__json_expect(&a->json, '{', "an object expected")) return false;
     for (bool done = false; !done;) {
@@ -129,8 +126,8 @@ static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
         a->json.at = start;
         while (field < 3 && !mpt__span_is(key, fields[field].name)) field++;
         if (field == 3)
-            return mpt__json_refuse(&a->json,
-                                    "a key of a tensor is none of dtype, shape, data_offsets");
+            return mpt__json_refuse(
+                &a->json, "a key of a tensor is none of dtype, shape, data_offsets");
         if (has & 1 << field) return mpt__json_refuse(&a->json, "a key of a tensor comes twice");
         a->json.at = value;
         has |= 1 << field;
@@ -140,11 +137,11 @@ static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
     int64_t bits = entry->numel * mpt__file_dtype_bits(entry->dtype);
     if (bits % 8 != 0) return mpt__json_refuse(&a->json, "a tensor ends within a byte");
     if (entry->begin > entry->end || entry->end > a->data_bytes)
-        return mpt__archive_unequal(a, "the offsets of a tensor leave the data (its end)",
-                                    a->data_bytes, entry->end);
+        return mpt__archive_unequal(
+            a, "the offsets of a tensor leave the data (its end)", a->data_bytes, entry->end);
     if (entry->end - entry->begin != bits / 8)
         return mpt__archive_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
-                                    bits / 8, entry->end - entry->begin);
+            bits / 8, entry->end - entry->begin);
     return true;
 }
 
@@ -221,17 +218,17 @@ static bool mpt__archive_check(mpt__archive *a) {
         const mpt__entry *entry = &a->entries[i];
         a->json.at = (size_t)(entry->name.text - a->json.text);
         if (entry->begin > filled)
-            return mpt__archive_unequal(a, "a hole in the data before this tensor (byte)", filled,
-                                        entry->begin);
+            return mpt__archive_unequal(
+                a, "a hole in the data before this tensor (byte)", filled, entry->begin);
         if (entry->begin < filled)
-            return mpt__archive_unequal(a, "this tensor overlaps another one (byte)", filled,
-                                        entry->begin);
+            return mpt__archive_unequal(
+                a, "this tensor overlaps another one (byte)", filled, entry->begin);
         filled = entry->end;
     }
     a->json.at = 0;
     if (filled != a->data_bytes)
-        return mpt__archive_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
-                                    filled);
+        return mpt__archive_unequal(
+            a, "the tensors do not fill the data (bytes)", a->data_bytes, filled);
     mpt__entries_sort(a->entries, a->count, true);
     for (int64_t i = 1; i < a->count; i++) {
         a->json.at = (size_t)(a->entries[i].name.text - a->json.text);
@@ -296,8 +293,8 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     if (weights->rows == NULL) weights->count = 0;
     mpt__walk_begin(&walk, ctx, found);
     for (int64_t row = 0; row < weights->count && mpt__walk_weight(&walk, &weight); row++)
-        mpt__weight_set(&weights->rows[row], mpt__relative_path(ctx, found, weight.path),
-                        weight.tensor);
+        mpt__weight_set(
+            &weights->rows[row], mpt__relative_path(ctx, found, weight.path), weight.tensor);
     return mpt__ok(ctx);
 }
 
@@ -338,7 +335,7 @@ static void mpt__header_string(mpt__text *header, const char *string) {
 
 /* A tensor's part of the header; *at is where its elements begin, then where they end. */
 static void mpt__header_entry(mpt__text *header, const char *name, mpt_dtype dtype,
-                              const mpt_shape *shape, int64_t bytes, int64_t *at) {
+    const mpt_shape *shape, int64_t bytes, int64_t *at) {
     mpt__text_char(header, ',');
     mpt__header_string(header, name);
     mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[", mpt__dtype_info[dtype].file_name);
@@ -364,7 +361,7 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
     for (int64_t i = 0; i < weights->count; i++) {
         const mpt__tensor *tensor = weights->rows[i].tensor;
         mpt__header_entry(header, weights->rows[i].path, (mpt_dtype)tensor->dtype, &tensor->shape,
-                          mpt__tensor_bytes(tensor), &at);
+            mpt__tensor_bytes(tensor), &at);
     }
     mpt__header_end(header);
 }
@@ -381,12 +378,11 @@ typedef struct {
 
 /* `count` elements of a storage from number `first` on. */
 static bool mpt__write_elements(mpt__writer *writer, mpt_context *ctx, uint32_t storage,
-                                mpt_dtype dtype, int64_t first, int64_t count, uint8_t *chunk) {
+    mpt_dtype dtype, int64_t first, int64_t count, uint8_t *chunk) {
     int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(ctx, chunk, storage, first * size + done, take) != MPT_OK)
-            return false;
+        if (mpt__download(ctx, chunk, storage, first * size + done, take) != MPT_OK) return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
     }
@@ -398,7 +394,7 @@ static bool mpt__write_header(mpt__writer *writer, const mpt__text *header) {
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
     return mpt__write_bytes(writer, size, sizeof size) &&
-           mpt__write_bytes(writer, header->out, header->length);
+        mpt__write_bytes(writer, header->out, header->length);
 }
 
 static bool mpt__save_content(mpt__writer *writer, const void *of) {
@@ -407,8 +403,7 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
     for (int64_t i = 0; i < saving->weights->count && good; i++) {
         const mpt__tensor *tensor = saving->weights->rows[i].tensor;
         good = mpt__write_elements(writer, saving->context, tensor->storage,
-                                   (mpt_dtype)tensor->dtype, tensor->offset,
-                                   mpt__tensor_numel(tensor), saving->chunk);
+            (mpt_dtype)tensor->dtype, tensor->offset, mpt__tensor_numel(tensor), saving->chunk);
     }
     return good;
 }
@@ -457,9 +452,9 @@ static bool mpt__pattern_good(const char *pattern) {
 
 static bool mpt__rename_good(const mpt_rename *rule) {
     return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
-           (strchr(rule->from, '*') || !strchr(rule->to, '*')) && rule->part >= 0 &&
-           rule->parts >= 0 && rule->parts <= MPT__LOAD_PARTS &&
-           rule->part < (rule->parts ? rule->parts : 1);
+        (strchr(rule->from, '*') || !strchr(rule->to, '*')) && rule->part >= 0 &&
+        rule->parts >= 0 && rule->parts <= MPT__LOAD_PARTS &&
+        rule->part < (rule->parts ? rule->parts : 1);
 }
 
 static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *config) {
@@ -498,13 +493,13 @@ static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *st
     star->text = name.text + head;
     star->length = name.length - head - tail;
     return memcmp(pattern, name.text, head) == 0 &&
-           memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+        memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
 }
 
 /* Puts into *name what the rules make of an entry's name, each from what those before it made, in
    one or the other half of `room`; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
-                             uint8_t room[2][MPT__LOAD_NAME]) {
+    uint8_t room[2][MPT__LOAD_NAME]) {
     int64_t prefix = mpt__prefix_length(config, entry->name);
     *name = entry->name;
     if (prefix > 0) name->text += prefix, name->length -= (size_t)prefix;
@@ -567,10 +562,10 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, 
     uint64_t size = mpt__load_little_endian(first, 8);
     if (!mpt__header_sized(first, total))
         return mpt__refuse_known(a->context, a->json.name, first, n, MPT__KNOWN_ALL) &&
-               mpt__reject(a->context, FORMAT,
-                           "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
-                           "expected, got %llu",
-                           a->json.name, most, size);
+            mpt__reject(a->context, FORMAT,
+                "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
+                "expected, got %llu",
+                a->json.name, most, size);
     a->json.base = &a->context->base;
     a->json.size = (size_t)size;
     a->json.before = 8;
@@ -580,9 +575,9 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, 
 }
 
 static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
-    return total < 10 && !mpt__reject(a->context, FORMAT,
-                                      "%s: no safetensors file: %lld bytes, at least 10 expected",
-                                      a->json.name, total);
+    return total < 10 &&
+        !mpt__reject(a->context, FORMAT,
+            "%s: no safetensors file: %lld bytes, at least 10 expected", a->json.name, total);
 }
 
 /* Reads and checks the header, before any data is read. */
@@ -650,7 +645,7 @@ static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
     for (size_t i = 0; i < n && copy->entry->transpose; i++) {
         int64_t at = first + (int64_t)i, rows = copy->shape.dim[0], columns = copy->shape.dim[1];
         memcpy(copy->raw + i * size, data + (at % columns * rows + at / columns) * (int64_t)size,
-               size);
+            size);
     }
     mpt__file_order(copy->raw, n * size, size);
     mpt__elements_to_f32((mpt_dtype)copy->from, copy->raw, copy->exact, n);
@@ -669,8 +664,7 @@ static bool mpt__copy_check(mpt__copy *copy) {
             double value = copy->exact[i];
             if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
             if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
-                return mpt__reject(
-                    copy->archive->context, NUMERIC,
+                return mpt__reject(copy->archive->context, NUMERIC,
                     "%s: element %lld of %s is %g, beyond the range of the parameter's %s",
                     copy->archive->json.name, first + (int64_t)i, copy->path, value,
                     mpt__dtype_info[copy->to].name);
@@ -686,20 +680,20 @@ static bool mpt__copy_in(mpt__copy *copy) {
     bool same = copy->from == copy->to;
     if (same && !mpt__big_endian() && !copy->entry->transpose)
         return mpt__upload(copy->archive->context, tensor->storage, offset * size,
-                           copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
+                   copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
     for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
         size_t n = mpt__copy_block(copy, first);
         const void *block = same ? (const void *)copy->raw : copy->converted;
         if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size, block,
-                        (int64_t)n * size) != MPT_OK)
+                (int64_t)n * size) != MPT_OK)
             return false;
     }
     return true;
 }
 
 /* False for an entry that goes nowhere. */
-static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights *weights,
-                            const mpt__entry *entry) {
+static bool mpt__copy_begin(
+    mpt__copy *copy, mpt__archive *a, const mpt__weights *weights, const mpt__entry *entry) {
     if (!entry->weight) return false;
     const mpt__weight *weight = &weights->rows[entry->weight - 1];
     copy->archive = a;
@@ -732,29 +726,28 @@ static bool mpt__load_check(mpt__copy *copy) {
         mpt_shape got = mpt__archive_shape(a, entry);
         bool renamed = !mpt__span_is(entry->name, copy->path);
         return mpt__reject(a->context, SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->json.name,
-                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
-                           renamed ? copy->path : "", &got,
-                           entry->transpose ? ", to be transposed" : "",
-                           entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
+            mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
+            renamed ? copy->path : "", &got, entry->transpose ? ", to be transposed" : "",
+            entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
     }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
         return mpt__reject(a->context, DTYPE, "%s: %s is %s, which does not convert to %s",
-                           a->json.name, copy->path, mpt__file_dtype_name(entry->dtype),
-                           mpt__dtype_info[copy->to].name);
+            a->json.name, copy->path, mpt__file_dtype_name(entry->dtype),
+            mpt__dtype_info[copy->to].name);
     return mpt__copy_check(copy);
 }
 
 /* Gives an entry its place; false with an error recorded where that is another one's. */
-static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__entry *entry,
-                            const mpt__entry *found) {
+static bool mpt__load_place(
+    mpt__archive *a, const mpt__weights *weights, mpt__entry *entry, const mpt__entry *found) {
     mpt__weight *weight = &weights->rows[found->begin];
     uint32_t bit = 1u << entry->part;
     char shown[MPT__SHOWN_NAME];
     if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
         return mpt__reject(a->context, FORMAT,
-                           "%s: %s becomes %s, and so does another tensor of the file",
-                           a->json.name, mpt__show_name(entry->name, shown), weight->path);
+            "%s: %s becomes %s, and so does another tensor of the file", a->json.name,
+            mpt__show_name(entry->name, shown), weight->path);
     weight->parts = entry->parts;
     weight->seen |= bit;
     entry->weight = found->begin + 1;
@@ -763,7 +756,7 @@ static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__e
 
 /* Finds the parameter of each entry by way of the sorted paths. */
 static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
-                          const mpt_load_config *config, mpt__entry *paths) {
+    const mpt_load_config *config, mpt__entry *paths) {
     uint8_t room[2][MPT__LOAD_NAME];
     char shown[MPT__SHOWN_NAME];
     mpt__span name;
@@ -780,8 +773,8 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
         if (entry->ignored) continue;
         if (!mpt__load_rename(config, entry, &name, room))
             return mpt__reject(a->context, ARGUMENT,
-                               "%s: the renames make more than %d bytes of %s", a->json.name,
-                               MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
+                "%s: the renames make more than %d bytes of %s", a->json.name, MPT__LOAD_NAME,
+                mpt__show_name(entry->name, shown));
         found = mpt__entries_find(paths, weights->count, name);
         if (found && !mpt__load_place(a, weights, entry, found)) return false;
     }
@@ -790,8 +783,8 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
 
 /* Names on one side only, counted and the first one given: an error of a strict load, else told to
    the log. That nothing at all fits is never meant, but of a file that is ignored as a whole. */
-static bool mpt__load_compare(const mpt__weights *weights, const mpt__archive *a,
-                              const mpt_load_config *config) {
+static bool mpt__load_compare(
+    const mpt__weights *weights, const mpt__archive *a, const mpt_load_config *config) {
     const char *first_missing = "", *advice = "";
     mpt__entry *first = NULL;
     char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "", text[512];
@@ -822,18 +815,18 @@ static bool mpt__load_compare(const mpt__weights *weights, const mpt__archive *a
         advice = ": nothing was loaded; prefix, renames and ignore of mpt_load_config tell about "
                  "names";
     mpt__format_text(text, sizeof text,
-                     "%lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s%s%s",
-                     missing, missing ? ", first " : "", first_missing, extra,
-                     extra ? ", first " : "", shown, *made ? ", renamed to " : "", made, advice);
+        "%lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s%s%s", missing,
+        missing ? ", first " : "", first_missing, extra, extra ? ", first " : "", shown,
+        *made ? ", renamed to " : "", made, advice);
     if (config->strict) return mpt__reject(a->context, FORMAT, "%s: %s", a->json.name, text);
-    mpt__log(&a->context->base, nothing ? MPT_LOG_WARNING : MPT_LOG_INFO, "%s: %s", a->json.name,
-             text);
+    mpt__log(
+        &a->context->base, nothing ? MPT_LOG_WARNING : MPT_LOG_INFO, "%s: %s", a->json.name, text);
     return true;
 }
 
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
-static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
-                             const mpt_load_config *config) {
+static int mpt__load_weights(
+    const mpt__weights *weights, mpt__archive *a, const mpt_load_config *config) {
     size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
     mpt__entry *paths = (mpt__entry *)mpt__host_new(a->context, bytes);
     bool good = paths && mpt__load_map(weights, a, config, paths);
@@ -852,8 +845,8 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
 }
 
 /* The part of a load that follows once the archive was read, or was not. */
-static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
-                                const mpt_load_config *config, int *loaded) {
+static mpt_status mpt__load_end(
+    mpt_module module, mpt__archive *a, bool good, const mpt_load_config *config, int *loaded) {
     MPT__PLAIN_FLOATS;
     mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
@@ -867,17 +860,17 @@ static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
 }
 
 static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
-                            const mpt_load_config *config, int *loaded) {
+    const mpt_load_config *config, int *loaded) {
     mpt__zero(*a);
     a->context = module.context;
     a->json.name = name;
     if (loaded) *loaded = 0;
     return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
-           (!config || mpt__load_config_good(a->context, config));
+        (!config || mpt__load_config_good(a->context, config));
 }
 
-mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
-                    int *loaded) {
+mpt_status mpt_load(
+    mpt_module module, const char *path, const mpt_load_config *config, int *loaded) {
     mpt_context *ctx = module.context;
     mpt__archive archive;
     mpt__reader file;
@@ -890,8 +883,8 @@ mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *
     return mpt__load_end(module, &archive, good, config, loaded);
 }
 
-mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
-                           const mpt_load_config *config, int *loaded) {
+mpt_status mpt_load_memory(
+    mpt_module module, const void *data, size_t bytes, const mpt_load_config *config, int *loaded) {
     mpt__archive archive;
     if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
         return mpt__status_of(module.context);

@@ -15,8 +15,8 @@ size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text,
     return 0;
 }
 
-size_t mpt_snapshot_difference(mpt_context *ctx, const void *block, size_t bytes, char *text,
-                               size_t size) {
+size_t mpt_snapshot_difference(
+    mpt_context *ctx, const void *block, size_t bytes, char *text, size_t size) {
     mpt__text_make(text, size);
     mpt__resume_missing(ctx, "mpt_snapshot_difference");
     return 0;
@@ -59,7 +59,7 @@ static void mpt__compare_value(mpt__text *text, mpt_dtype dtype, const void *ele
 
 /* Elements from number `first` on, in the file's order of bytes or the machine's. */
 static void mpt__compare_bytes(mpt__comparing *c, const mpt__state_item *item, int64_t first,
-                               const uint8_t *here, const uint8_t *there, int64_t n) {
+    const uint8_t *here, const uint8_t *there, int64_t n) {
     const size_t size = mpt_dtype_size(item->dtype);
     int64_t one[2];
     int64_t at = 0;
@@ -90,8 +90,8 @@ static const uint8_t *mpt__compare_there(mpt__comparing *c, const mpt__state_ite
     if (!entry) return NULL;
     entry->weight = 1; /* seen */
     return entry->dtype == item->dtype && entry->end - entry->begin == n
-               ? c->archive->data + entry->begin
-               : NULL;
+        ? c->archive->data + entry->begin
+        : NULL;
 }
 
 static mpt_status mpt__compare_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -102,7 +102,7 @@ static mpt_status mpt__compare_item(mpt_context *ctx, void *user, const mpt__sta
     if (!there) {
         c->found = true;
         mpt__write_text(&c->text, "%s of shape %S and dtype %D is here alone", item->name,
-                        &item->shape, item->dtype);
+            &item->shape, item->dtype);
         return ctx->base.status;
     }
     for (int64_t at = 0, n; at < item->count && !item->identity; at += n) {
@@ -170,8 +170,8 @@ size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text,
     return length;
 }
 
-size_t mpt_snapshot_difference(mpt_context *ctx, const void *block, size_t bytes, char *text,
-                               size_t size) {
+size_t mpt_snapshot_difference(
+    mpt_context *ctx, const void *block, size_t bytes, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
     mpt__comparing c;
     mpt__zero(c);

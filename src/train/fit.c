@@ -38,8 +38,8 @@ static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
     return mpt__absent(ctx, call, "fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
-mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
-                       const mpt_fit_config *config) {
+mpt_fit_result mpt_fit(
+    mpt_module net, mpt_optimizer optimizer, mpt_loader train, const mpt_fit_config *config) {
     mpt_fit_result result = mpt__fit_nothing();
     result.status = mpt__fit_missing(
         mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
@@ -62,8 +62,8 @@ MPT__END_ABSENT
 #define MPT__FIT_BAR 20                /* characters of the progress bar */
 
 /* The caller's loss, nll_loss if there is none. */
-static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
-                                mpt_tensor target) {
+static mpt_tensor mpt__fit_loss(
+    const mpt_fit_config *config, mpt_tensor output, mpt_tensor target) {
     if (config->loss) return config->loss(output, target, config->user);
     mpt_context *ctx = output.context;
     bool told = ctx && ctx->warned_scores;
@@ -91,7 +91,7 @@ static mpt_status mpt__fit_check_precision(mpt_context *ctx, mpt_dtype precision
 /* Whether `target` holds class numbers for the last dimension of `output`. */
 static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
     return mpt_get_dtype(target) == MPT_I64 &&
-           mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
+        mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
 /* The first sample of a batch with a value in `handle` that is not finite; -1 if there is none. */
@@ -106,8 +106,7 @@ static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_
 
 /* Says where an evaluation met its first loss that is not finite: runs the batch once more. */
 static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *batch,
-                                             const mpt_fit_config *config, double loss,
-                                             int64_t before) {
+    const mpt_fit_config *config, double loss, int64_t before) {
     mpt_context *ctx = net.context;
     int64_t inputs = mpt__nonfinite_sample(ctx, batch->x, batch->size), sample = inputs;
     if (sample < 0) {
@@ -119,15 +118,14 @@ static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *ba
     }
     const char *what = inputs >= 0 ? "inputs" : sample >= 0 ? "outputs" : "samples";
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "mpt_fit: the validation loss is %g, first in batch %lld: %s of sample %lld%s", loss,
-             batch->index, what, before + (sample < 0 ? 0 : sample),
-             sample < 0 ? " and those behind it"
-                        : ", counted in the loader's order, are not finite");
+        "mpt_fit: the validation loss is %g, first in batch %lld: %s of sample %lld%s", loss,
+        batch->index, what, before + (sample < 0 ? 0 : sample),
+        sample < 0 ? " and those behind it" : ", counted in the loader's order, are not finite");
 }
 
 /* The loss of a batch times its samples; its correct answers are added up where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
-                                  const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
+    const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
     mpt_scope_begin(net.context);
     mpt_autocast_begin(net.context, config->precision);
     mpt_tensor output = mpt_forward(net, batch->x);
@@ -152,8 +150,8 @@ static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, i
 
 /* Evaluates a whole epoch; precision and loss are the config's. The log hears where a loss is not
    finite, once: *told (may be NULL) remembers. */
-static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader, const mpt_fit_config *config,
-                                    bool *told) {
+static mpt_evaluation mpt__evaluate(
+    mpt_module net, mpt_loader loader, const mpt_fit_config *config, bool *told) {
     mpt_context *ctx = net.context;
     mpt_evaluation evaluation;
     mpt_batch batch;
@@ -210,8 +208,8 @@ static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
     }
     int64_t scaled = (int64_t)(magnitude * (double)unit + 0.5);
     mpt__format_text(places, sizeof places, "%lld", (unit + scaled % unit));
-    mpt__write_text(line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "", (scaled / unit),
-                    places + 1);
+    mpt__write_text(
+        line, "%s%lld.%s", value < 0.0 && scaled > 0 ? "-" : "", (scaled / unit), places + 1);
 }
 
 /* 8 s, 1:05, 2:03:59. */
@@ -227,8 +225,8 @@ static void mpt__fit_put_time(mpt__text *line, double seconds) {
         return;
     }
     if (hours) mpt__write_text(line, "%lld:%d", (s / 3600), (int)(s / 600 % 6));
-    mpt__write_text(line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6),
-                    (int)(s % 10));
+    mpt__write_text(
+        line, "%d:%d%d", (int)(s / 60 % (hours ? 10 : 60)), (int)(s / 10 % 6), (int)(s % 10));
 }
 
 /* "Epoch 2/5 [########------------] 375/938 loss 0.1893 412 steps/s scale 65536 skipped 1
@@ -350,7 +348,7 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
         mpt__fit_step_line(&line, &fit->progress, fit->scaler.slot != 0);
     if (fit->progress.seconds_waited > 0.005 * fit->trained) /* rounds to a percent */
         mpt__write_text(&line, ", %d %% waiting for data",
-                        (int)(100.0 * fit->progress.seconds_waited / fit->trained + 0.5));
+            (int)(100.0 * fit->progress.seconds_waited / fit->trained + 0.5));
     if (fit->config->progress(fit->config->user, &fit->progress)) return;
     fit->stop = true;
     fit->result.stopped_early = true;
@@ -368,8 +366,7 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
     double worst = mpt_item(mpt_max(mpt_flatten(mpt_abs(sums), 0, -1), 0, false));
     mpt_no_grad_end(ctx);
     if (worst > 0.1)
-        mpt__log(
-            &ctx->base, MPT_LOG_WARNING,
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
             "mpt_fit: the net's outputs are no log-probabilities (the exponentials of a sample "
             "do not add up to 1), as the default loss expects: end it with "
             "mpt_nn_log_softmax, or set mpt_fit_config.loss to mpt_cross_entropy");
@@ -448,19 +445,19 @@ static void mpt__fit_batches(mpt__fit *fit) {
 
 /* Copies a tensor to its place in the storage of what is kept, or back; returns where the next one
    begins. Only that where there is no storage yet. */
-static int64_t mpt__fit_move_tensor(mpt__fit *fit, const mpt__tensor *tensor, int64_t at,
-                                    bool back) {
+static int64_t mpt__fit_move_tensor(
+    mpt__fit *fit, const mpt__tensor *tensor, int64_t at, bool back) {
     mpt_context *ctx = fit->context;
     mpt_dtype dtype = (mpt_dtype)tensor->dtype;
     int64_t size = (int64_t)mpt__dtype_info[dtype].bytes, count = mpt__tensor_numel(tensor);
     int64_t there = at / size;
     if (fit->kept && back) {
-        mpt__copy_elements(ctx, fit->kept, dtype, there, tensor->storage, dtype, tensor->offset,
-                           count);
+        mpt__copy_elements(
+            ctx, fit->kept, dtype, there, tensor->storage, dtype, tensor->offset, count);
         ctx->storages[tensor->storage].version++;
     } else if (fit->kept) {
-        mpt__copy_elements(ctx, tensor->storage, dtype, tensor->offset, fit->kept, dtype, there,
-                           count);
+        mpt__copy_elements(
+            ctx, tensor->storage, dtype, tensor->offset, fit->kept, dtype, there, count);
     }
     return at + mpt__aligned_up(count * size, 256);
 }
@@ -501,7 +498,7 @@ static bool mpt__fit_is_finite(mpt__fit *fit) {
         const mpt__block *block = &ctx->blocks[parameter->block];
         if (parameter->live && parameter->has_grad &&
             mpt__first_nonfinite(ctx, block->values, (mpt_dtype)block->dtype, parameter->offset,
-                                 parameter->numel) >= 0)
+                parameter->numel) >= 0)
             return false;
     }
     return true;
@@ -513,8 +510,8 @@ static void mpt__fit_keep(mpt__fit *fit, int epoch) {
     if (!fit->guards || !fit->config->restore_weights) return;
     if (mpt__freeze(ctx, mpt__module_slot(ctx, fit->net.slot)) != MPT_OK) return;
     if (!fit->kept)
-        fit->kept = mpt__storage_new(ctx, mpt__fit_move(fit, false), MPT_MEMORY_WORKSPACE,
-                                     MPT__FROM_DEVICE, false);
+        fit->kept = mpt__storage_new(
+            ctx, mpt__fit_move(fit, false), MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
     if (fit->kept) mpt__fit_move(fit, false);
     fit->kept_epoch = epoch;
 }
@@ -526,17 +523,17 @@ static void mpt__fit_give_up(mpt__fit *fit, int epoch) {
     if (fit->kept) {
         mpt__fit_move(fit, true);
         mpt__format_text(weights, sizeof weights,
-                         fit->kept_epoch ? "; weights are again those of epoch %d"
-                                         : "; weights are again those of before",
-                         fit->kept_epoch);
+            fit->kept_epoch ? "; weights are again those of epoch %d"
+                            : "; weights are again those of before",
+            fit->kept_epoch);
     }
     if (fit->lost) mpt__format_text(step, sizeof step, ", since step %lld of the fit", fit->lost);
     ctx->base.op = "mpt_fit";
     mpt__error(ctx, NUMERIC,
-               "the mean loss of epoch %d is %g%s%s%s; try a smaller learning rate, clip_norm or "
-               "other data; mpt_anomaly_mode finds out why, stop_on_nan = false goes on",
-               epoch, fit->result.train_loss, fit->lost ? "" : " and weights are not finite", step,
-               weights);
+        "the mean loss of epoch %d is %g%s%s%s; try a smaller learning rate, clip_norm or "
+        "other data; mpt_anomaly_mode finds out why, stop_on_nan = false goes on",
+        epoch, fit->result.train_loss, fit->lost ? "" : " and weights are not finite", step,
+        weights);
 }
 
 static void mpt__fit_save(mpt__fit *fit) {
@@ -574,8 +571,8 @@ static bool mpt__fit_judge(mpt__fit *fit, int epoch, bool *finite) {
     if (*finite) mpt__fit_keep(fit, epoch);
     if (!known && !fit->guards)
         mpt__log(&ctx->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
-                 loss);
+            "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+            loss);
     if (*finite || !fit->guards || fit->stop) return mpt__ok(ctx);
     fit->result.epochs = epoch;
     mpt__fit_tell(fit, true);
@@ -597,9 +594,8 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     fit->result.epochs = epoch;
     mpt__fit_validate(fit, finite);
     if (fit->config->schedule.context)
-        mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
-                                                       ? fit->result.validation_loss
-                                                       : fit->result.train_loss);
+        mpt__schedule_epoch(fit->config->schedule,
+            fit->config->validation.context ? fit->result.validation_loss : fit->result.train_loss);
     if (mpt_failed(fit->context)) return;
     mpt__fit_tell(fit, true);
     fit->under_way = false;
@@ -623,8 +619,8 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
     else if (config->save_every < 0)
         mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more", config->save_every);
     else if (config->patience > 0 && !config->validation.context)
-        mpt__error(ctx, ARGUMENT,
-                   "patience counts validation losses: set config.validation to a loader");
+        mpt__error(
+            ctx, ARGUMENT, "patience counts validation losses: set config.validation to a loader");
     return mpt__ok(ctx);
 }
 
@@ -655,8 +651,8 @@ static bool mpt__fit_is_scaled(const mpt__fit *fit) {
 
 static bool mpt__fit_open(mpt__fit *fit) {
     return !fit->config->checkpoints ||
-           mpt__reject(fit->context, UNSUPPORTED,
-                       "checkpoints: built without whole trainings (MPTRAIN_NO_RESUME)");
+        mpt__reject(fit->context, UNSUPPORTED,
+            "checkpoints: built without whole trainings (MPTRAIN_NO_RESUME)");
 }
 
 static void mpt__fit_close(mpt__fit *fit) { (void)fit; }
@@ -695,8 +691,7 @@ static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
     mpt__fit *fit = (mpt__fit *)(void *)run;
     mpt_fit_result *result = &fit->result;
     int64_t epochs = result->epochs, without = fit->epochs_without_better, kept = fit->kept_epoch;
-    const mpt__state_row rows[] = {
-        {"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
+    const mpt__state_row rows[] = {{"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
         {"steps", MPT__OF_I64, &result->steps, false, MPT__MOST_COUNTED},
         {"batch", MPT__OF_I64, &fit->progress.batch, false, MPT__MOST_COUNTED},
         {"under_way", MPT__OF_BOOL, &fit->under_way, false, 0},
@@ -758,13 +753,13 @@ static void mpt__fit_train(mpt__fit *fit) {
     if (fit->result.steps == 0) mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
     fit->steps_before = fit->result.steps;
     while (fit->result.epochs < config->epochs && !fit->stop && !mpt_failed(ctx) &&
-           !mpt__fit_interrupted(fit))
+        !mpt__fit_interrupted(fit))
         mpt__fit_epoch(fit, fit->result.epochs + 1);
     if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx) &&
         !fit->result.interrupted) {
         mpt__log(&ctx->base, MPT_LOG_WARNING,
-                 "mpt_fit: no epoch was finite, so %s has the weights of the last one",
-                 config->checkpoint);
+            "mpt_fit: no epoch was finite, so %s has the weights of the last one",
+            config->checkpoint);
         mpt__fit_save(fit);
     }
     mpt__fit_close(fit);
@@ -792,8 +787,8 @@ static void mpt__fit_run(mpt__fit *fit) {
     if (own_scaler) mpt_scaler_destroy(fit->scaler);
 }
 
-mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
-                       const mpt_fit_config *config) {
+mpt_fit_result mpt_fit(
+    mpt_module net, mpt_optimizer optimizer, mpt_loader train, const mpt_fit_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;

@@ -138,14 +138,14 @@ static double mpt__lbfgs_loss(const mpt__lbfgs_run *run) {
     if (!mpt__ok(ctx)) return value;
     if (ctx->scope_depth != depth + 1 || ctx->recorder != recorder) {
         mpt__error(ctx, STATE,
-                   "the closure began or ended a scope, a step or a recording and left it so, or "
-                   "cleared an error");
+            "the closure began or ended a scope, a step or a recording and left it so, or "
+            "cleared an error");
         return value;
     }
     const mpt__tensor *found = mpt__at(ctx, loss, "loss of the closure");
     if (found && mpt__tensor_numel(found) != 1)
-        mpt__error(ctx, SHAPE, "the closure gave a loss of shape %S, expected one element",
-                   &found->shape);
+        mpt__error(
+            ctx, SHAPE, "the closure gave a loss of shape %S, expected one element", &found->shape);
     else if (found)
         mpt__read_as(ctx, found, MPT_F64, &value);
     mpt__scope_close(ctx, 0);
@@ -166,8 +166,8 @@ static double mpt__lbfgs_evaluate(mpt__lbfgs_run *run, float *gradient) {
     run->evaluations++;
     if (!mpt__ok(ctx) || mpt__pattern(ctx, optimizer, MPT__PLAIN) != MPT_OK) return MPT__NAN_F64;
     if (optimizer->with_grad == 0) {
-        mpt__error(ctx, STATE,
-                   "no parameter has a gradient after the closure; call mpt_backward in it");
+        mpt__error(
+            ctx, STATE, "no parameter has a gradient after the closure; call mpt_backward in it");
         return MPT__NAN_F64;
     }
     mpt__materialise(ctx, optimizer);
@@ -177,7 +177,7 @@ static double mpt__lbfgs_evaluate(mpt__lbfgs_run *run, float *gradient) {
         const size_t bytes = (size_t)parameter->numel * 4;
         if (item->had_grad)
             mpt__download(ctx, gradient, ctx->blocks[item->block].gradients, parameter->offset * 4,
-                          (int64_t)bytes);
+                (int64_t)bytes);
         else
             memset(gradient, 0, bytes);
         gradient += parameter->numel;
@@ -190,7 +190,7 @@ static bool mpt__lbfgs_go(const mpt__lbfgs_run *run, double t) {
     const mpt__lbfgs *of = run->of;
     float *values = mpt__lbfgs_vector(of, MPT__LBFGS_VALUES);
     mpt__lbfgs_add(values, mpt__lbfgs_vector(of, MPT__LBFGS_FROM), t,
-                   mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), of->n);
+        mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), of->n);
     return mpt__lbfgs_move(run, values, true) == MPT_OK;
 }
 
@@ -215,8 +215,8 @@ static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, doubl
 }
 
 /* Where the cubic through two points, with their slopes, is lowest in [low, high]. */
-static double mpt__lbfgs_lowest(const mpt__lbfgs_point *a, const mpt__lbfgs_point *b, double low,
-                                double high) {
+static double mpt__lbfgs_lowest(
+    const mpt__lbfgs_point *a, const mpt__lbfgs_point *b, double low, double high) {
     if (a->t > b->t) {
         const mpt__lbfgs_point *other = a;
         a = b, b = other;
@@ -286,7 +286,7 @@ static mpt__lbfgs_point *mpt__lbfgs_zoom(mpt__lbfgs_run *run, mpt__lbfgs_search 
     if (s->done) return &s->b;
     if (s->b.loss < s->a.loss) low = &s->b, high = &s->a;
     while (!s->done && s->looks < MPT__LBFGS_SEARCHES &&
-           mpt__lbfgs_abs(s->b.t - s->a.t) * reach >= 1e-9) {
+        mpt__lbfgs_abs(s->b.t - s->a.t) * reach >= 1e-9) {
         if (!mpt__lbfgs_probe(run, &s->next, mpt__lbfgs_between(s, &stuck))) return NULL;
         s->looks++;
         mpt__lbfgs_point now = s->next;
@@ -339,7 +339,7 @@ static void mpt__lbfgs_learn(mpt__lbfgs *of) {
           *s = mpt__lbfgs_vector(of, MPT__LBFGS_SPARE);
     const float *direction = mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION);
     mpt__lbfgs_add(y, mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT), -1,
-                   mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), of->n);
+        mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), of->n);
     for (int64_t i = 0; i < of->n; i++) s[i] = (float)((double)direction[i] * of->t);
     const double ys = mpt__lbfgs_dot(y, s, of->n);
     if (!(ys > 1e-10)) return;
@@ -395,15 +395,15 @@ static bool mpt__lbfgs_iterate(mpt__lbfgs_run *run, double lr, double *loss, boo
         *loss = mpt__lbfgs_evaluate(run, gradient);
         if (mpt__ok(run->context) && !mpt__f64_is_finite(*loss))
             mpt__error(run->context, NUMERIC,
-                       "the loss is %g after %d evaluations; a smaller lr may help, or "
-                       "strong_wolfe, which steps back from what is not finite",
-                       *loss, run->evaluations);
+                "the loss is %g after %d evaluations; a smaller lr may help, or "
+                "strong_wolfe, which steps back from what is not finite",
+                *loss, run->evaluations);
         if (!mpt__ok(run->context)) return false;
     }
     const double moved = mpt__lbfgs_abs(of->t) * mpt__lbfgs_size(direction, of->n, false);
     return !last && run->evaluations < (c->max_eval ? c->max_eval : (int64_t)c->max_iter * 5 / 4) &&
-           mpt__lbfgs_size(gradient, of->n, false) > c->tolerance_grad &&
-           moved > c->tolerance_change && mpt__lbfgs_abs(*loss - before) >= c->tolerance_change;
+        mpt__lbfgs_size(gradient, of->n, false) > c->tolerance_grad &&
+        moved > c->tolerance_change && mpt__lbfgs_abs(*loss - before) >= c->tolerance_change;
 }
 
 /* All iterations of a step. Gives the loss where it began. */
@@ -418,8 +418,7 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
     const double size = mpt__lbfgs_size(gradient, of->n, false);
     if (!mpt__f64_is_finite(first) || !mpt__f64_is_finite(size)) {
         mpt__error(run->context, NUMERIC,
-                   "the loss is %g and its largest gradient %g: both have to be finite", first,
-                   size);
+            "the loss is %g and its largest gradient %g: both have to be finite", first, size);
         return MPT__NAN_F64;
     }
     bool more = size > of->config.tolerance_grad;
@@ -443,25 +442,24 @@ static void mpt__lbfgs_go_back(const mpt__lbfgs_run *run) {
 /* Whether a step may begin. */
 static bool mpt__lbfgs_ready(mpt_context *ctx, const mpt__optimizer *optimizer) {
     if (optimizer->own->running)
-        return mpt__reject(ctx, STATE,
-                           "a step of this optimizer is under way; its closure calls it");
+        return mpt__reject(
+            ctx, STATE, "a step of this optimizer is under way; its closure calls it");
     if (!mpt__no_slice(ctx) || !mpt__not_updating(ctx, optimizer)) return false;
     if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
         return mpt__reject(ctx, UNSUPPORTED,
-                           "L-BFGS runs on the host: neither captured steps nor recordings can "
-                           "repeat it");
+            "L-BFGS runs on the host: neither captured steps nor recordings can "
+            "repeat it");
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (mpt__averages_applied(ctx, optimizer->states[i].block))
-            return mpt__reject(ctx, STATE,
-                               "the module's values are averages; call mpt_ema_restore first");
+            return mpt__reject(
+                ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
     return true;
 }
 
-static mpt_status mpt__lbfgs_update(mpt_context *ctx, mpt__optimizer *optimizer,
-                                    uint16_t found_slot) {
+static mpt_status mpt__lbfgs_update(
+    mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     (void)optimizer, (void)found_slot;
-    return mpt__error(
-        ctx, STATE,
+    return mpt__error(ctx, STATE,
         "L-BFGS evaluates the loss several times in a step; call mpt_lbfgs_step, with "
         "a function that does so");
 }
@@ -473,8 +471,7 @@ double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
     if (!optimizer) return MPT__NAN_F64;
     if (!closure || !optimizer->own || optimizer->own->update != mpt__lbfgs_update) {
         mpt__error(ctx, ARGUMENT,
-                   closure ? "the optimizer is not of mpt_lbfgs; call mpt_step"
-                           : "closure is NULL");
+            closure ? "the optimizer is not of mpt_lbfgs; call mpt_step" : "closure is NULL");
         return MPT__NAN_F64;
     }
     if (!mpt__lbfgs_ready(ctx, optimizer) || mpt__update_refused(ctx, optimizer))
@@ -516,13 +513,13 @@ static void mpt__lbfgs_free(mpt_context *ctx, mpt__own *own) {
     mpt__lbfgs *of = (mpt__lbfgs *)own;
     const size_t size = (size_t)of->config.history_size;
     mpt__host_free(ctx, of->rho, 2 * size * sizeof *of->rho);
-    mpt__host_free(ctx, of->vectors,
-                   (MPT__LBFGS_VECTORS + 2 * size) * (size_t)of->n * sizeof *of->vectors);
+    mpt__host_free(
+        ctx, of->vectors, (MPT__LBFGS_VECTORS + 2 * size) * (size_t)of->n * sizeof *of->vectors);
 }
 
 /* What checkpoints have besides what every optimizer shows. */
-static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_item *item,
-                                   mpt__state_visitor visit, void *user) {
+static mpt_status mpt__lbfgs_visit(
+    mpt_context *ctx, mpt__own *own, mpt__state_item *item, mpt__state_visitor visit, void *user) {
     mpt__lbfgs *of = (mpt__lbfgs *)own;
     const int64_t size = of->config.history_size;
     const struct {
@@ -531,15 +528,13 @@ static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_i
         mpt_dtype dtype;
         int64_t rows, columns; /* of an array; rows 0: of a vector; columns 0: a number */
     } rows[] = {{"lbfgs.iterations", &of->iterations, MPT_I64, 0, 0},
-                {"lbfgs.evaluations", &of->evaluations, MPT_I64, 0, 0},
-                {"lbfgs.pairs", &of->pairs, MPT_I64, 0, 0},
-                {"lbfgs.step_size", &of->t, MPT_F64, 0, 0},
-                {"lbfgs.scale", &of->scale, MPT_F64, 0, 0},
-                {"lbfgs.rho", of->rho, MPT_F64, 0, size},
-                {"lbfgs.gradient", mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), MPT_F32, 0, of->n},
-                {"lbfgs.direction", mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), MPT_F32, 0, of->n},
-                {"lbfgs.changes", mpt__lbfgs_pair(of, 0, 0), MPT_F32, size, of->n},
-                {"lbfgs.steps", mpt__lbfgs_pair(of, 0, 1), MPT_F32, size, of->n}};
+        {"lbfgs.evaluations", &of->evaluations, MPT_I64, 0, 0},
+        {"lbfgs.pairs", &of->pairs, MPT_I64, 0, 0}, {"lbfgs.step_size", &of->t, MPT_F64, 0, 0},
+        {"lbfgs.scale", &of->scale, MPT_F64, 0, 0}, {"lbfgs.rho", of->rho, MPT_F64, 0, size},
+        {"lbfgs.gradient", mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), MPT_F32, 0, of->n},
+        {"lbfgs.direction", mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), MPT_F32, 0, of->n},
+        {"lbfgs.changes", mpt__lbfgs_pair(of, 0, 0), MPT_F32, size, of->n},
+        {"lbfgs.steps", mpt__lbfgs_pair(of, 0, 1), MPT_F32, size, of->n}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         mpt__zero(*item);
@@ -562,17 +557,17 @@ static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_i
 static bool mpt__lbfgs_check(mpt_context *ctx, const mpt_lbfgs_config *c) {
     if (c->history_size > MPT__LBFGS_HISTORY)
         return mpt__reject(ctx, ARGUMENT, "history_size = %d; expected 1 to %d", c->history_size,
-                           (int)MPT__LBFGS_HISTORY);
+            (int)MPT__LBFGS_HISTORY);
     return mpt__check_count(ctx, "history_size", c->history_size, 1) &&
-           mpt__check_count(ctx, "max_iter", c->max_iter, 1) &&
-           mpt__check_count(ctx, "max_eval", c->max_eval, 0) &&
-           mpt__check_number(ctx, "tolerance_grad", c->tolerance_grad, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(ctx, "tolerance_change", c->tolerance_change, 0, MPT__NO_LIMIT);
+        mpt__check_count(ctx, "max_iter", c->max_iter, 1) &&
+        mpt__check_count(ctx, "max_eval", c->max_eval, 0) &&
+        mpt__check_number(ctx, "tolerance_grad", c->tolerance_grad, 0, MPT__NO_LIMIT) &&
+        mpt__check_number(ctx, "tolerance_change", c->tolerance_change, 0, MPT__NO_LIMIT);
 }
 
 /* The memory of an optimizer that has its parameters. */
-static bool mpt__lbfgs_make(mpt_context *ctx, mpt__optimizer *optimizer,
-                            const mpt_lbfgs_config *c) {
+static bool mpt__lbfgs_make(
+    mpt_context *ctx, mpt__optimizer *optimizer, const mpt_lbfgs_config *c) {
     mpt__lbfgs *of = (mpt__lbfgs *)mpt__host_new(ctx, sizeof *of);
     const int64_t rows = MPT__LBFGS_VECTORS + 2 * (int64_t)c->history_size;
     if (!of) return false;
@@ -589,8 +584,8 @@ static bool mpt__lbfgs_make(mpt_context *ctx, mpt__optimizer *optimizer,
     of->rho = (double *)mpt__host_array(ctx, 2 * (int64_t)c->history_size, sizeof *of->rho);
     if (!of->rho) return false;
     of->alpha = of->rho + c->history_size;
-    of->vectors = (float *)mpt__host_array(ctx, of->n > INT64_MAX / rows ? INT64_MAX : of->n * rows,
-                                           sizeof *of->vectors);
+    of->vectors = (float *)mpt__host_array(
+        ctx, of->n > INT64_MAX / rows ? INT64_MAX : of->n * rows, sizeof *of->vectors);
     return of->vectors != NULL;
 }
 

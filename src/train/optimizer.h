@@ -78,7 +78,7 @@ typedef struct {
     double initial; /* value of the first moment of what is new */
     bool variant, maximize, shared, warned_no_grad, warned_unscaled;
     bool refuses_nonfinite; /* norms that clip */
-    bool stochastic; /* bf16 values are rounded by chance and have no masters */
+    bool stochastic;        /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
     mpt__group *groups;
     int64_t group_count, group_capacity;
@@ -139,7 +139,7 @@ typedef struct mpt__own {
     void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
     /* Shows what it keeps besides; NULL: nothing. */
     mpt_status (*visit)(mpt_context *ctx, struct mpt__own *own, mpt__state_item *item,
-                        mpt__state_visitor visit, void *user);
+        mpt__state_visitor visit, void *user);
 } mpt__own;
 
 /* Adds name and bits of a state item to the hash at `user`. */
@@ -165,8 +165,8 @@ static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_
 #define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
 
 /* False with an error recorded unless low <= value < below. */
-static bool mpt__check_number(mpt_context *ctx, const char *name, double value, double low,
-                              double below) {
+static bool mpt__check_number(
+    mpt_context *ctx, const char *name, double value, double low, double below) {
     if (value >= low && value < below) return true;
     if (below < MPT__NO_LIMIT) {
         mpt__error(ctx, ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low, below);

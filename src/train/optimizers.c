@@ -17,28 +17,27 @@ static void mpt__storage_forget(mpt_context *ctx, uint32_t *storage) {
 }
 
 static mpt_status mpt__copy_elements(mpt_context *ctx, uint32_t from, mpt_dtype from_dtype,
-                                     int64_t from_offset, uint32_t to, mpt_dtype to_dtype,
-                                     int64_t to_offset, int64_t count) {
+    int64_t from_offset, uint32_t to, mpt_dtype to_dtype, int64_t to_offset, int64_t count) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
     mpt__operand_on(launch, 0, from, from_dtype, from_offset, count, MPT__READ);
     mpt__operand_on(launch, 1, to, to_dtype, to_offset, count, MPT__WRITE);
     return mpt__submit(ctx, launch);
 }
 
-static bool mpt__wants_mirror(const mpt_context *ctx, const mpt__optimizer *optimizer,
-                              const mpt__optim_state *state, int k) {
+static bool mpt__wants_mirror(
+    const mpt_context *ctx, const mpt__optimizer *optimizer, const mpt__optim_state *state, int k) {
     if (k == MPT__MASTER)
         return !optimizer->stochastic && mpt__block_of(ctx, state)->dtype != MPT_F32;
     if (!optimizer->rule->moment[k].name) return false;
     mpt__need need = optimizer->rule->moment[k].need;
-    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
-           : need == MPT__IF_VARIANT ? optimizer->variant
-                                     : true;
+    return need == MPT__IF_FIRST  ? optimizer->setting[0] != 0
+        : need == MPT__IF_VARIANT ? optimizer->variant
+                                  : true;
 }
 
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
 static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                   mpt__optim_state *state, int64_t first, int64_t end) {
+    mpt__optim_state *state, int64_t first, int64_t end) {
     mpt__optim_state larger = *state;
     if (state->count > 0 && state->first < first) first = state->first;
     if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
@@ -50,7 +49,7 @@ static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optim
         larger.mirror[k] = mpt__storage_new(ctx, larger.count * 4, kind, MPT__FROM_DEVICE, true);
         if (larger.mirror[k] && state->mirror[k])
             mpt__copy_elements(ctx, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
-                               state->first - first, state->count);
+                state->first - first, state->count);
     }
     bool made = mpt__ok(ctx);
     for (int k = 0; k < MPT__MIRRORS; k++)
@@ -60,25 +59,24 @@ static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optim
 }
 
 /* Masters of elements [offset, offset + count) of the block from its half values. */
-static mpt_status mpt__master_load(mpt_context *ctx, const mpt__optim_state *state, int64_t offset,
-                                   int64_t count) {
+static mpt_status mpt__master_load(
+    mpt_context *ctx, const mpt__optim_state *state, int64_t offset, int64_t count) {
     const mpt__block *block = mpt__block_of(ctx, state);
     return mpt__copy_elements(ctx, block->values, (mpt_dtype)block->dtype, offset,
-                              state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
+        state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
 }
 
 /* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
    parameters may be shared, other optimizers. */
-static uint32_t mpt__foreign_writes(const mpt_context *ctx, const mpt__optimizer *optimizer,
-                                    const mpt__optim_state *state) {
+static uint32_t mpt__foreign_writes(
+    const mpt_context *ctx, const mpt__optimizer *optimizer, const mpt__optim_state *state) {
     const mpt__block *block = mpt__block_of(ctx, state);
     return ctx->storages[block->values].version - block->updates[!optimizer->shared];
 }
 
 /* Loads the master again where others wrote the values. */
-static MPT__FORCE_INLINE mpt_status mpt__master_refresh(mpt_context *ctx,
-                                                        const mpt__optimizer *optimizer,
-                                                        mpt__optim_state *state) {
+static MPT__FORCE_INLINE mpt_status mpt__master_refresh(
+    mpt_context *ctx, const mpt__optimizer *optimizer, mpt__optim_state *state) {
     uint32_t now = mpt__foreign_writes(ctx, optimizer, state);
     if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
     state->agreed = now;
@@ -86,8 +84,8 @@ static MPT__FORCE_INLINE mpt_status mpt__master_refresh(mpt_context *ctx,
 }
 
 /* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
-static MPT__FORCE_INLINE void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                                  mpt__optim_state *state, int form) {
+static MPT__FORCE_INLINE void mpt__values_updated(
+    mpt_context *ctx, const mpt__optimizer *optimizer, mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(ctx, state);
     uint32_t version = ++ctx->storages[block->values].version;
     if (form >= 0 && mpt__ok(ctx)) block->form_version[form] = version;
@@ -113,8 +111,8 @@ static uint32_t mpt__state_of(mpt_context *ctx, mpt__optimizer *optimizer, uint3
 }
 
 /* Makes the states cover the listed parameters, each state in one go. */
-static mpt_status mpt__states_prepare(mpt_context *ctx, mpt__optimizer *optimizer,
-                                      const uint32_t *list, int64_t count) {
+static mpt_status mpt__states_prepare(
+    mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count && mpt__ok(ctx); i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
         uint32_t index = mpt__state_of(ctx, optimizer, parameter->block);
@@ -142,22 +140,22 @@ static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t p
 
 /* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
    need. */
-static mpt_status mpt__check_stochastic(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                        const uint32_t *list, int64_t count) {
+static mpt_status mpt__check_stochastic(
+    mpt_context *ctx, const mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
     for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
         mpt_dtype dtype = (mpt_dtype)ctx->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
         return mpt__error(ctx, DTYPE,
-                          "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
-                          "before the optimizer is made",
-                          parameter->path, dtype);
+            "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
+            "before the optimizer is made",
+            parameter->path, dtype);
     }
     return MPT_OK;
 }
 
-static mpt_status mpt__check_free(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                  const uint32_t *list, int64_t count) {
+static mpt_status mpt__check_free(
+    mpt_context *ctx, const mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
 #ifndef MPTRAIN_NO_WATCH
@@ -169,9 +167,9 @@ static mpt_status mpt__check_free(mpt_context *ctx, const mpt__optimizer *optimi
             optimizer->shared)
             continue;
         return mpt__error(ctx, STATE,
-                          "parameter %s is in another optimizer already; destroy that one, or set "
-                          "allow_shared in the config if both shall update it",
-                          parameter->path);
+            "parameter %s is in another optimizer already; destroy that one, or set "
+            "allow_shared in the config if both shall update it",
+            parameter->path);
     }
     return MPT_OK;
 }
@@ -208,8 +206,8 @@ static mpt_status mpt__items_reserve(mpt_context *ctx, mpt__optimizer *optimizer
     return ctx->base.status;
 }
 
-static void mpt__item_add(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t index,
-                          uint32_t group) {
+static void mpt__item_add(
+    mpt_context *ctx, mpt__optimizer *optimizer, uint32_t index, uint32_t group) {
     mpt__parameter *parameter = &ctx->parameters[index];
     mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
     if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
@@ -229,13 +227,13 @@ static void mpt__item_add(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t 
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
     launch->imm[0] = optimizer->initial;
     mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
-                    parameter->numel, MPT__WRITE);
+        parameter->numel, MPT__WRITE);
     mpt__submit(ctx, launch);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
 static mpt_status mpt__take(mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list,
-                            int64_t count, uint32_t group) {
+    int64_t count, uint32_t group) {
     mpt_status status = mpt__check_free(ctx, optimizer, list, count);
     if (status == MPT_OK) status = mpt__check_stochastic(ctx, optimizer, list, count);
     if (status == MPT_OK)
@@ -258,12 +256,12 @@ static mpt_status mpt__take(mpt_context *ctx, mpt__optimizer *optimizer, const u
 
 /* Takes a module's parameters, or the one of that path. */
 static mpt_status mpt__take_module(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
-                                   const char *path, uint32_t group) {
+    const char *path, uint32_t group) {
     int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
     if (count < 0) return ctx->base.status;
     if (count == 0)
-        return mpt__error(ctx, ARGUMENT,
-                          "the module has no parameters; an optimizer needs one or more");
+        return mpt__error(
+            ctx, ARGUMENT, "the module has no parameters; an optimizer needs one or more");
     size_t bytes = (size_t)count * sizeof(uint32_t);
     uint32_t *list = (uint32_t *)mpt__host_new(ctx, bytes);
     if (!list) return ctx->base.status;
@@ -274,8 +272,8 @@ static mpt_status mpt__take_module(mpt_context *ctx, mpt__optimizer *optimizer, 
 }
 
 /* Index of a new group; -1 on error. */
-static int64_t mpt__group_new(mpt_context *ctx, mpt__optimizer *optimizer, double lr,
-                              double weight_decay) {
+static int64_t mpt__group_new(
+    mpt_context *ctx, mpt__optimizer *optimizer, double lr, double weight_decay) {
     if (!mpt__room(ctx, optimizer->groups, optimizer->group_capacity, optimizer->group_count + 1))
         return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
@@ -329,7 +327,7 @@ static bool mpt__check_count(mpt_context *ctx, const char *name, int64_t value, 
 
 static bool mpt__check_rate(mpt_context *ctx, double lr, double weight_decay) {
     return mpt__check_number(ctx, "lr", lr, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(ctx, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
+        mpt__check_number(ctx, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
 }
 
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
@@ -340,14 +338,14 @@ typedef struct mpt__plan {
 } mpt__plan;
 
 /* An optimizer over all parameters of a tree. */
-static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
-                                        const mpt__plan *plan) {
+static mpt_optimizer mpt__optimizer_new(
+    const char *name, mpt_module module, const mpt__rule *rule, const mpt__plan *plan) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = module.context;
     bool ok = mpt__enter_checked(ctx, name) && mpt__check_rate(ctx, plan->lr, plan->weight_decay);
     for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
         ok = mpt__check_number(ctx, rule->setting[i].name, plan->setting[i], rule->setting[i].low,
-                               rule->setting[i].below);
+            rule->setting[i].below);
     mpt__optimizer *optimizer =
         ok ? (mpt__optimizer *)mpt__object_make(ctx, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
     if (!optimizer) return mpt__optimizer_handle(ctx, NULL);
@@ -372,8 +370,8 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
 #else
 static MPT__COLD bool mpt__updating(mpt_context *ctx) {
     return mpt__reject(ctx, STATE,
-                       "an optimizer's update is under way; call this before mpt_step or "
-                       "mpt_lbfgs_step, or after it");
+        "an optimizer's update is under way; call this before mpt_step or "
+        "mpt_lbfgs_step, or after it");
 }
 /* Whether no function of the user's runs that would find another optimizer when it returns; else
    an error. */
@@ -390,10 +388,7 @@ mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
 
 /* ==== The optimizers ==== */
 
-static const mpt__rule mpt__sgd_rule = {
-    MPT__K_SGD,
-    MPT__FN_NONE,
-    true,
+static const mpt__rule mpt__sgd_rule = {MPT__K_SGD, MPT__FN_NONE, true,
     {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
@@ -401,47 +396,28 @@ static const mpt__rule mpt__sgd_rule = {
     { \
         {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
     }
-static const mpt__rule mpt__adam_rule = {
-    MPT__K_ADAM,
-    MPT__FN_NONE,
-    true,
+static const mpt__rule mpt__adam_rule = {MPT__K_ADAM, MPT__FN_NONE, true,
     {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     MPT__ADAM_SETTINGS};
 
-static const mpt__rule mpt__amsgrad_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_AMSGRAD,
-    true,
+static const mpt__rule mpt__amsgrad_rule = {MPT__K_MOMENTS, MPT__FN_AMSGRAD, true,
     {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
     MPT__ADAM_SETTINGS};
 
-static const mpt__rule mpt__rmsprop_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_RMSPROP,
-    true,
-    {{"square_avg", MPT__ALWAYS},
-     {"momentum_buffer", MPT__IF_FIRST},
-     {"grad_avg", MPT__IF_VARIANT}},
+static const mpt__rule mpt__rmsprop_rule = {MPT__K_MOMENTS, MPT__FN_RMSPROP, true,
+    {{"square_avg", MPT__ALWAYS}, {"momentum_buffer", MPT__IF_FIRST},
+        {"grad_avg", MPT__IF_VARIANT}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
 
-static const mpt__rule mpt__adagrad_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_ADAGRAD,
-    false,
+static const mpt__rule mpt__adagrad_rule = {MPT__K_MOMENTS, MPT__FN_ADAGRAD, false,
     {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
-static const mpt__rule mpt__adadelta_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_ADADELTA,
-    false,
+static const mpt__rule mpt__adadelta_rule = {MPT__K_MOMENTS, MPT__FN_ADADELTA, false,
     {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
-static const mpt__rule mpt__lion_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_LION,
-    true,
+static const mpt__rule mpt__lion_rule = {MPT__K_MOMENTS, MPT__FN_LION, true,
     {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
@@ -483,22 +459,21 @@ mpt_lion_config mpt_lion_config_default(void) {
 
 mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.maximize,
+        c.allow_shared, c.stochastic_rounding, 0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(module.context, "mpt_sgd", ARGUMENT,
-                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
-                c.dampening);
+        "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum, c.dampening);
     return mpt__optimizer_handle(module.context, NULL);
 }
 
-static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
-                                   bool decoupled) {
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
-    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
-                              &plan);
+static mpt_optimizer mpt__adam_new(
+    const char *name, mpt_module module, mpt_adam_config c, bool decoupled) {
+    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize,
+        c.allow_shared, c.stochastic_rounding, 0};
+    return mpt__optimizer_new(
+        name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule, &plan);
 }
 
 mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
@@ -511,40 +486,40 @@ mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
 
 mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
     mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered, c.maximize,
+        c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
 mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
     mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
+    mpt__plan plan = {c.lr, c.weight_decay, {c.lr_decay, c.eps, 0}, false, c.maximize,
+        c.allow_shared, c.stochastic_rounding, c.initial_accumulator};
     if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
         return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
     mpt__misuse(module.context, "mpt_adagrad", ARGUMENT,
-                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+        "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
     return mpt__optimizer_handle(module.context, NULL);
 }
 
 mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
     mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
+        c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
 mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
     mpt_lion_config c = config ? *config : mpt_lion_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize,
+        c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
 /* ==== Groups and rates ==== */
 
 int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
-                      const mpt_group_config *config) {
+    const mpt_group_config *config) {
     mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
@@ -552,7 +527,7 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
 #ifndef MPTRAIN_NO_WATCH
     if (optimizer->own && optimizer->own->whole) {
         mpt__error(ctx, UNSUPPORTED,
-                   "L-BFGS takes all parameters together; put them into one module before");
+            "L-BFGS takes all parameters together; put them into one module before");
         return -1;
     }
 #endif
@@ -577,11 +552,11 @@ int mpt_optimizer_groups(mpt_optimizer handle) {
     return optimizer ? (int)optimizer->group_count : -1;
 }
 
-static bool mpt__check_group(mpt_context *ctx, const mpt__optimizer *optimizer, int group,
-                             int lowest) {
+static bool mpt__check_group(
+    mpt_context *ctx, const mpt__optimizer *optimizer, int group, int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
     return mpt__reject(ctx, ARGUMENT, "there is no group %d; the optimizer has %lld", group,
-                       optimizer->group_count);
+        optimizer->group_count);
 }
 
 mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -604,7 +579,7 @@ double mpt_get_lr(mpt_optimizer handle, int group) {
 /* Where a group keeps an option, with its limits; NULL and an error where there is none of that
    name. */
 static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
-                           double *low, double *below) {
+    double *low, double *below) {
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
     char names[200];
     mpt__text list = mpt__text_make(names, sizeof names);
@@ -625,7 +600,7 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
         mpt__write_text(&list, "%s, ", rule->setting[i].name);
     }
     mpt__error(handle.context, ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
-               name ? name : "NULL", names);
+        name ? name : "NULL", names);
     return NULL;
 }
 
@@ -637,8 +612,7 @@ mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name, dou
     if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
         for (int k = 0; k < MPT__MOMENTS; k++)
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
-                return mpt__error(
-                    ctx, STATE,
+                return mpt__error(ctx, STATE,
                     "the optimizer was made with %s = 0, so it keeps no %s; set it in the config",
                     name, optimizer->rule->moment[k].name);
     *option = value;

@@ -53,8 +53,8 @@ typedef struct {
     int64_t offset;
 } mpt__own_place;
 
-static mpt__own_place mpt__own_place_of(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                        const mpt__optim_item *item, int k) {
+static mpt__own_place mpt__own_place_of(
+    mpt_context *ctx, const mpt__optimizer *optimizer, const mpt__optim_item *item, int k) {
     const mpt__optim_state *state = &optimizer->states[item->state];
     int64_t offset = ctx->parameters[item->parameter].offset;
     uint32_t mirror = state->mirror[k == 0 ? (int)MPT__MASTER : k - 1];
@@ -64,26 +64,25 @@ static mpt__own_place mpt__own_place_of(mpt_context *ctx, const mpt__optimizer *
 }
 
 /* The value of an item from its master, if it has one. */
-static void mpt__own_round(mpt_context *ctx, const mpt__optimizer *optimizer,
-                           const mpt__optim_item *item) {
+static void mpt__own_round(
+    mpt_context *ctx, const mpt__optimizer *optimizer, const mpt__optim_item *item) {
     const mpt__optim_state *state = &optimizer->states[item->state];
     const mpt__parameter *parameter = &ctx->parameters[item->parameter];
     const mpt__block *block = mpt__block_of(ctx, state);
     if (!state->mirror[MPT__MASTER]) return;
     mpt__copy_elements(ctx, state->mirror[MPT__MASTER], MPT_F32, parameter->offset - state->first,
-                       block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
+        block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
 }
 
 /* A copy of a parameter's elements that lie at a place, in the scope that is open. */
-static mpt_tensor mpt__own_copy(mpt_context *ctx, const mpt__parameter *parameter,
-                                const mpt__own_place *from) {
+static mpt_tensor mpt__own_copy(
+    mpt_context *ctx, const mpt__parameter *parameter, const mpt__own_place *from) {
     mpt__tensor *copy =
         mpt__tensor_new(ctx, MPT_F32, &parameter->tensor->shape, MPT_MEMORY_WORKSPACE);
     if (!copy) return mpt__null(ctx);
     return mpt__tensor_done(ctx, copy,
-                            mpt__copy_elements(ctx, from->storage, from->dtype, from->offset,
-                                               copy->storage, MPT_F32, copy->offset,
-                                               parameter->numel));
+        mpt__copy_elements(ctx, from->storage, from->dtype, from->offset, copy->storage, MPT_F32,
+            copy->offset, parameter->numel));
 }
 
 /* What a user's update must leave as it found it. */
@@ -95,9 +94,8 @@ typedef struct {
 } mpt__own_frame;
 
 static mpt__own_frame mpt__own_begin(mpt_context *ctx) {
-    mpt__own_frame frame = {ctx->scope_depth,    ctx->no_grad_depth, ctx->inference_depth,
-                            ctx->autocast_depth, ctx->scoped_count,  ctx->autocast[1],
-                            ctx->in_backward};
+    mpt__own_frame frame = {ctx->scope_depth, ctx->no_grad_depth, ctx->inference_depth,
+        ctx->autocast_depth, ctx->scoped_count, ctx->autocast[1], ctx->in_backward};
     ctx->no_grad_depth++;
     ctx->autocast_depth = 0;
     ctx->forward_depth++;
@@ -119,7 +117,7 @@ static void mpt__own_end(mpt_context *ctx, const mpt__own_frame *frame) {
 
 /* Calls the user's update on the copies of an item. */
 static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updates,
-                                const mpt__optimizer *optimizer, int64_t i, double lr) {
+    const mpt__optimizer *optimizer, int64_t i, double lr) {
     const mpt__optim_item *item = &optimizer->items[i];
     const mpt__parameter *parameter = &ctx->parameters[item->parameter];
     const mpt__optim_state *state = &optimizer->states[item->state];
@@ -127,8 +125,8 @@ static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updat
     const struct mpt__recording *recorder = ctx->recorder;
     const int depth = ctx->scope_depth, no_grad = ctx->no_grad_depth;
     const int inference = ctx->inference_depth;
-    const mpt__own_place gradient = {mpt__block_of(ctx, state)->gradients, MPT_F32,
-                                     parameter->offset};
+    const mpt__own_place gradient = {
+        mpt__block_of(ctx, state)->gradients, MPT_F32, parameter->offset};
     mpt_user_update update;
     mpt__zero(update);
     if (mpt__scope_open(ctx) != MPT_OK) return ctx->base.status;
@@ -147,23 +145,23 @@ static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updat
     ctx->no_grad_depth = no_grad, ctx->inference_depth = inference, ctx->autocast_depth = 0;
     if (!mpt__ok(ctx)) return ctx->base.status;
     if (status != MPT_OK)
-        return mpt__error_of(ctx, status, "the update of %s reported: %s", path,
-                             mpt_status_name(status));
+        return mpt__error_of(
+            ctx, status, "the update of %s reported: %s", path, mpt_status_name(status));
     if (ctx->scope_depth != depth + 1 || ctx->recorder != recorder)
         return mpt__error(ctx, STATE,
-                          "the update of %s began or ended a scope, a step or a recording and left "
-                          "it so",
-                          path);
+            "the update of %s began or ended a scope, a step or a recording and left "
+            "it so",
+            path);
     for (int k = 0; k <= updates->config.states; k++)
         if (!mpt__live(ctx, updates->copies[i].of[k]))
-            return mpt__error(ctx, STATE, "the update of %s released a tensor that it was given",
-                              path);
+            return mpt__error(
+                ctx, STATE, "the update of %s released a tensor that it was given", path);
     return mpt__scope_close(ctx, 0);
 }
 
 /* Calls it on all that have a gradient. Each in a scope of its own within that of the copies. */
-static mpt_status mpt__own_calls(mpt_context *ctx, const mpt__user_updates *updates,
-                                 mpt__optimizer *optimizer) {
+static mpt_status mpt__own_calls(
+    mpt_context *ctx, const mpt__user_updates *updates, mpt__optimizer *optimizer) {
     MPT__PLAIN_FLOATS;
     double lr = 0;
     uint32_t group = UINT32_MAX;
@@ -184,8 +182,8 @@ static mpt_status mpt__own_calls(mpt_context *ctx, const mpt__user_updates *upda
 }
 
 /* Puts the copies back and counts the step. */
-static mpt_status mpt__own_apply(mpt_context *ctx, mpt__user_updates *updates,
-                                 mpt__optimizer *optimizer, int64_t applied) {
+static mpt_status mpt__own_apply(
+    mpt_context *ctx, mpt__user_updates *updates, mpt__optimizer *optimizer, int64_t applied) {
     for (int64_t i = 0; i < optimizer->item_count; i++) {
         const mpt__optim_item *item = &optimizer->items[i];
         if (!item->had_grad) continue;
@@ -194,7 +192,7 @@ static mpt_status mpt__own_apply(mpt_context *ctx, mpt__user_updates *updates,
             const mpt__own_place place = mpt__own_place_of(ctx, optimizer, item, k);
             const mpt__tensor *copy = mpt__live(ctx, updates->copies[i].of[k]);
             mpt__copy_elements(ctx, copy->storage, MPT_F32, copy->offset, place.storage,
-                               place.dtype, place.offset, parameter->numel);
+                place.dtype, place.offset, parameter->numel);
         }
         mpt__own_round(ctx, optimizer, item);
         updates->steps[i]++;
@@ -207,13 +205,13 @@ static mpt_status mpt__own_apply(mpt_context *ctx, mpt__user_updates *updates,
 
 /* A step. Waits for the device, which alone knows whether a gradient has overflowed, and whether a
    target or an index was a bad one. */
-static mpt_status mpt__own_update(mpt_context *ctx, mpt__optimizer *optimizer,
-                                  uint16_t found_slot) {
+static mpt_status mpt__own_update(
+    mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;
     if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
         return mpt__error(ctx, UNSUPPORTED,
-                          "an optimizer of mpt_user_optimizer runs on the host: neither captured "
-                          "steps nor recordings can repeat it");
+            "an optimizer of mpt_user_optimizer runs on the host: neither captured "
+            "steps nor recordings can repeat it");
     int64_t applied = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
     if (!mpt__ok(ctx) || (found_slot && ctx->scalars[found_slot].i)) return ctx->base.status;
     int64_t count = optimizer->item_count;
@@ -246,10 +244,10 @@ static bool mpt__own_name_good(const char *name) {
     size_t length = strlen(name);
     for (size_t i = 0; i < length; i++)
         if (!((name[i] >= 'a' && name[i] <= 'z') || (name[i] >= 'A' && name[i] <= 'Z') ||
-              (name[i] >= '0' && name[i] <= '9') || name[i] == '_'))
+                (name[i] >= '0' && name[i] <= '9') || name[i] == '_'))
             return false;
     return length > 0 && length < MPT__OWN_NAME && strcmp(name, "master") != 0 &&
-           strcmp(name, "step") != 0;
+        strcmp(name, "step") != 0;
 }
 
 /* Names of states as the user gives them, else by their number. */
@@ -260,9 +258,9 @@ static bool mpt__own_names(mpt_context *ctx, mpt__user_updates *updates) {
         const char *given = c->state_names[k];
         if (given && !mpt__own_name_good(given))
             return mpt__reject(ctx, ARGUMENT,
-                               "state_names[%d] = \"%s\"; expected 1 to %d letters, digits or "
-                               "underscores, and neither \"master\" nor \"step\"",
-                               k, given, (int)MPT__OWN_NAME - 1);
+                "state_names[%d] = \"%s\"; expected 1 to %d letters, digits or "
+                "underscores, and neither \"master\" nor \"step\"",
+                k, given, (int)MPT__OWN_NAME - 1);
         if (given)
             mpt__format_text(name, MPT__OWN_NAME, "%s", given);
         else
@@ -295,12 +293,12 @@ mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_con
     static const char call[] = "mpt_user_optimizer";
     mpt_context *ctx = module.context;
     const mpt_user_optimizer_config c = config ? *config : mpt_user_optimizer_config_default();
-    const mpt__plan plan = {c.lr,  c.weight_decay, {0, 0, 0}, false,
-                            false, c.allow_shared, false,     0};
+    const mpt__plan plan = {
+        c.lr, c.weight_decay, {0, 0, 0}, false, false, c.allow_shared, false, 0};
     if (!c.update || c.states < 0 || c.states > MPT__MOMENTS) {
         mpt__misuse(ctx, call, ARGUMENT,
-                    "expected a config with an update and 0..%d states, got %s%d",
-                    (int)MPT__MOMENTS, c.update ? "" : "none and ", c.states);
+            "expected a config with an update and 0..%d states, got %s%d", (int)MPT__MOMENTS,
+            c.update ? "" : "none and ", c.states);
         return mpt__optimizer_handle(ctx, NULL);
     }
     const mpt_optimizer made = mpt__optimizer_new(call, module, &mpt__own_rules[c.states], &plan);

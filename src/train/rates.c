@@ -114,12 +114,9 @@ static const struct mpt__rate_rule {
     {mpt__polynomial_factor, false, {"total", NULL}, {{"power", 0, MPT__NO_LIMIT}}},
     {mpt__cosine_factor, true, {"t_max", NULL}, {{"eta_min", 0, MPT__NO_LIMIT}}},
     {mpt__restarts_factor, true, {"t_0", "mult"}, {{"eta_min", 0, MPT__NO_LIMIT}}},
-    {mpt__one_cycle_factor,
-     false,
-     {"total", NULL},
-     {{"pct_start", 0, 1},
-      {"div_factor", 1, MPT__NO_LIMIT},
-      {"final_div_factor", 1e-6, MPT__NO_LIMIT}}}};
+    {mpt__one_cycle_factor, false, {"total", NULL},
+        {{"pct_start", 0, 1}, {"div_factor", 1, MPT__NO_LIMIT},
+            {"final_div_factor", 1e-6, MPT__NO_LIMIT}}}};
 
 static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double a, double b) {
     mpt_rate rate;
@@ -205,7 +202,7 @@ static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int
     const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
     double lowest = rule->floor ? rate->number[0] : 0;
     return lowest +
-           (base - lowest) * rule->factor(rate, t - (at > 0 ? schedule->milestone[at - 1] : 0));
+        (base - lowest) * rule->factor(rate, t - (at > 0 ? schedule->milestone[at - 1] : 0));
 }
 
 /* The time of the next step; waits for the device where it depends on the steps applied. */
@@ -213,11 +210,11 @@ static int64_t mpt__schedule_time(mpt_context *ctx, const mpt__schedule *schedul
     const mpt__optimizer *optimizer = schedule->optimizer;
     bool counted = optimizer && schedule->unit == MPT_PER_STEP;
     return schedule->state.time +
-           (counted ? mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
+        (counted ? mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
 }
 
-static double mpt__schedule_lr(mpt_context *ctx, mpt__optimizer *optimizer,
-                               const mpt__group *group) {
+static double mpt__schedule_lr(
+    mpt_context *ctx, mpt__optimizer *optimizer, const mpt__group *group) {
     MPT__PLAIN_FLOATS;
     const mpt__schedule *schedule = optimizer->schedule;
     if (!schedule) return group->lr;
@@ -234,9 +231,8 @@ static mpt_status mpt__schedule_fill(mpt_context *ctx, mpt__schedule *schedule) 
     int64_t begin = schedule->state.time + (moves ? first : 0);
     double *row = schedule->window;
     for (int64_t t = 0; t < MPT__LR_WINDOW && schedule->cycles; t++)
-        row[MPT__LR_WINDOW + t] =
-            mpt__cycle(&schedule->rate[0], begin + (moves ? t : 0), schedule->high_momentum,
-                       schedule->low_momentum, schedule->high_momentum);
+        row[MPT__LR_WINDOW + t] = mpt__cycle(&schedule->rate[0], begin + (moves ? t : 0),
+            schedule->high_momentum, schedule->low_momentum, schedule->high_momentum);
     for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
         for (int64_t t = 0; t < MPT__LR_WINDOW; t++)
@@ -267,8 +263,8 @@ static mpt_status mpt__schedule_before_step(mpt_context *ctx, mpt__optimizer *op
     return status;
 }
 
-static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
-                                  const mpt__group *group) {
+static void mpt__schedule_operand(
+    mpt__launch *launch, const mpt__optimizer *optimizer, const mpt__group *group) {
     launch->slot[0] = group->lr_slot;
     launch->slot[3] = optimizer->slot[MPT__OPTIM_APPLIED];
     if (!group->table) return;
@@ -287,12 +283,11 @@ static mpt_status mpt__schedule_rebase(mpt_context *ctx, mpt__optimizer *optimiz
         mpt__group *group = &optimizer->groups[i];
         if (!mpt__schedule_tabled(schedule))
             mpt__scalar_set_f(ctx, group->lr_slot,
-                              schedule
-                                  ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
-                                  : group->lr);
+                schedule ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
+                         : group->lr);
         else if (!group->table)
             group->table = mpt__storage_new(ctx, mpt__schedule_numbers(schedule) * 8,
-                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+                MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
     }
     if (schedule) schedule->first = -1;
     return ctx->base.status;
@@ -301,16 +296,16 @@ static mpt_status mpt__schedule_rebase(mpt_context *ctx, mpt__optimizer *optimiz
 static void mpt__schedule_detach(mpt__schedule *schedule) { schedule->optimizer = NULL; }
 
 static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
-                                      mpt__state_item *item, mpt__state_visitor visit, void *user) {
+    mpt__state_item *item, mpt__state_visitor visit, void *user) {
     const struct {
         const char *name;
         void *host;
         mpt_dtype dtype;
         int64_t most;
     } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, -MPT__MOST_COUNTED},
-                {"schedule.best", &schedule->state.best, MPT_F64, 0},
-                {"schedule.bad", &schedule->state.bad, MPT_I64, MPT__MOST_COUNTED},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, MPT__MOST_COUNTED}};
+        {"schedule.best", &schedule->state.best, MPT_F64, 0},
+        {"schedule.bad", &schedule->state.bad, MPT_I64, MPT__MOST_COUNTED},
+        {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, MPT__MOST_COUNTED}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;

@@ -52,8 +52,8 @@ static bool mpt__state_is_there(void *user, const char *name, bool now) {
     return now;
 }
 
-static void mpt__state_walk_begin(mpt__state_walk *w, mpt_context *ctx, mpt__state_visitor visit,
-                                  void *user) {
+static void mpt__state_walk_begin(
+    mpt__state_walk *w, mpt_context *ctx, mpt__state_visitor visit, void *user) {
     w->context = ctx;
     w->visit = visit, w->user = user;
     w->mode = MPT__STATE_READS;
@@ -66,9 +66,7 @@ static int64_t mpt__item_bytes(const mpt__state_item *item) {
 }
 
 /* Whether an item is a number, wherever it lies, and no array. */
-static bool mpt__item_single(const mpt__state_item *item) {
-    return !item->storage && !item->array;
-}
+static bool mpt__item_single(const mpt__state_item *item) { return !item->storage && !item->array; }
 
 /* Whether it has limits, so that its first 8 bytes are looked at. */
 static bool mpt__item_limited(const mpt__state_item *item) {
@@ -91,32 +89,32 @@ static void mpt__item_set(mpt_context *ctx, const mpt__state_item *item, int64_t
 }
 
 /* Whether a number from `there` can stand in a number's place. */
-static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mpt__state_item *item,
-                                    int64_t there) {
+static mpt_status mpt__number_check(
+    mpt_context *ctx, const char *from, const mpt__state_item *item, int64_t there) {
     int64_t here;
     double x, y;
     const int64_t least = item->most < 0 ? item->most : 0, most = item->most - 2 * least;
     if (item->most && (there < least || there > most))
         return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected %lld to %lld", from, item->name,
-                          there, least, most);
+            there, least, most);
     if (item->storage) return MPT_OK;
     mpt__item_get(ctx, item, &here);
     memcpy(&x, &here, 8);
     memcpy(&y, &there, 8);
     if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
-        return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
-                          item->name, y);
+        return mpt__error(
+            ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from, item->name, y);
     if (item->identity && here != there && !item->same)
         mpt__log(&ctx->base, MPT_LOG_WARNING,
-                 "%s: %s: %s is another than here; the training will not be the same", from,
-                 item->name, item->identity);
+            "%s: %s: %s is another than here; the training will not be the same", from, item->name,
+            item->identity);
     if (!item->same || here == there) return MPT_OK;
     if (item->identity)
         return mpt__error(ctx, FORMAT, "%s: %s: of another training: %s are others than here", from,
-                          item->name, item->identity);
+            item->name, item->identity);
     if (item->dtype == MPT_I64)
-        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name,
-                          there, here);
+        return mpt__error(
+            ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name, there, here);
     return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", from, item->name, y, x);
 }
 
@@ -146,8 +144,8 @@ typedef struct {
 } mpt__state_saving;
 
 /* Elements that lie on the host. */
-static bool mpt__write_array(mpt__writer *writer, const void *array, mpt_dtype dtype,
-                             int64_t count, uint8_t *chunk) {
+static bool mpt__write_array(
+    mpt__writer *writer, const void *array, mpt_dtype dtype, int64_t count, uint8_t *chunk) {
     const int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
@@ -165,13 +163,13 @@ static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_
     if (mpt_dtype_size(item->dtype) != saving->width) return ctx->base.status;
     if (!writer) {
         mpt__header_entry(&saving->header, item->name, item->dtype, &item->shape,
-                          mpt__item_bytes(item), &saving->at);
+            mpt__item_bytes(item), &saving->at);
         return ctx->base.status;
     }
     writer->hash = mpt__hash_bytes(0, item->name, strlen(item->name));
     if (item->storage) {
-        mpt__write_elements(writer, ctx, item->storage, item->dtype, item->offset, item->count,
-                            saving->chunk);
+        mpt__write_elements(
+            writer, ctx, item->storage, item->dtype, item->offset, item->count, saving->chunk);
     } else if (item->array) {
         mpt__write_array(saving->writer, item->array, item->dtype, item->count, saving->chunk);
     } else {
@@ -265,15 +263,15 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
     mpt__entry *entry = mpt__state_entry(a, item->name);
     if (!entry)
         return mpt__error(ctx, FORMAT,
-                          "%s: the file has no %s; it is of another training, or of weights alone",
-                          a->json.name, item->name);
+            "%s: the file has no %s; it is of another training, or of weights alone", a->json.name,
+            item->name);
     mpt_shape shape = mpt__archive_shape(a, entry);
     bool same = entry->dtype == item->dtype && entry->rank == item->shape.rank;
     for (int d = 0; same && d < shape.rank; d++) same = shape.dim[d] == item->shape.dim[d];
     if (!same)
         return mpt__error(ctx, SHAPE, "%s: %s is %s %S there and %s %S here", a->json.name,
-                          item->name, mpt__file_dtype_name(entry->dtype), &shape,
-                          mpt__dtype_info[item->dtype].file_name, &item->shape);
+            item->name, mpt__file_dtype_name(entry->dtype), &shape,
+            mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
     if (!mpt__item_limited(item)) return MPT_OK;
     return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
@@ -294,8 +292,8 @@ static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state
         memcpy(item->array, a->data + entry->begin, (size_t)mpt__item_bytes(item));
         return ctx->base.status;
     }
-    return mpt__upload(ctx, item->storage, item->offset * size, a->data + entry->begin,
-                       mpt__item_bytes(item));
+    return mpt__upload(
+        ctx, item->storage, item->offset * size, a->data + entry->begin, mpt__item_bytes(item));
 }
 
 /* Metrics that the file has and the context does not know yet. */
@@ -351,10 +349,10 @@ static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a, bool whole)
     for (int64_t i = 0; i < a->count && mpt__ok(ctx); i++)
         if (!a->entries[i].weight)
             mpt__error(ctx, FORMAT, "%s: this training has no %s", a->json.name,
-                       mpt__show_name(a->entries[i].name, shown));
+                mpt__show_name(a->entries[i].name, shown));
     if (mpt__ok(ctx) && !whole)
         mpt__error(ctx, FORMAT, "%s: it is damaged: %s is not that of what it holds", a->json.name,
-                   mpt__hash_name);
+            mpt__hash_name);
     while (!mpt__ok(ctx) && ctx->metric_count > metrics) {
         const mpt__metric *metric = &ctx->metrics[--ctx->metric_count];
         mpt__scalar_free(ctx, metric->sum_slot);
@@ -453,8 +451,8 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
         memcpy(&number, from + 8, 8);
         return mpt__item_limited(item) ? mpt__number_check(ctx, "the block", item, number) : MPT_OK;
     }
-    return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
-                      item->name);
+    return mpt__error(
+        ctx, FORMAT, "the block is no snapshot of this training: %s is not in it", item->name);
 }
 
 static mpt_status mpt__snapshot_apply(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -490,8 +488,8 @@ mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
     if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
     const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
     if (need > 0 && (uint64_t)need > bytes)
-        return mpt__error(ctx, ARGUMENT, "the block has %lld bytes, a snapshot %lld",
-                          (int64_t)bytes, need);
+        return mpt__error(
+            ctx, ARGUMENT, "the block has %lld bytes, a snapshot %lld", (int64_t)bytes, need);
     if (need > 0) mpt__snapshot_make(ctx, block, bytes);
     return ctx->base.status;
 }

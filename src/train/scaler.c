@@ -79,8 +79,8 @@ mpt_scaler_config mpt_scaler_config_default(void) {
 static bool mpt__check_scale(mpt_context *ctx, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    return mpt__reject(ctx, ARGUMENT, "%s = %g; expected a positive number in fp32's range", name,
-                       scale);
+    return mpt__reject(
+        ctx, ARGUMENT, "%s = %g; expected a positive number in fp32's range", name, scale);
 }
 
 static bool mpt__check_factors(mpt_context *ctx, double growth, double backoff, int64_t interval) {
@@ -94,14 +94,14 @@ static bool mpt__check_factors(mpt_context *ctx, double growth, double backoff, 
 
 static bool mpt__check_scaler_config(mpt_context *ctx, const mpt_scaler_config *c) {
     if (c->max_scale > 0 && c->max_scale < c->min_scale)
-        mpt__error(ctx, ARGUMENT, "max_scale = %g is below min_scale = %g", c->max_scale,
-                   c->min_scale);
+        mpt__error(
+            ctx, ARGUMENT, "max_scale = %g is below min_scale = %g", c->max_scale, c->min_scale);
     return mpt__ok(ctx) && mpt__check_scale(ctx, "init_scale", c->init_scale) &&
-           mpt__check_factors(ctx, c->growth_factor, c->backoff_factor, c->growth_interval) &&
-           mpt__check_number(ctx, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(ctx, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_count(ctx, "patience", c->patience, 0) &&
-           mpt__check_count(ctx, "window", c->window, 0);
+        mpt__check_factors(ctx, c->growth_factor, c->backoff_factor, c->growth_interval) &&
+        mpt__check_number(ctx, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
+        mpt__check_number(ctx, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
+        mpt__check_count(ctx, "patience", c->patience, 0) &&
+        mpt__check_count(ctx, "window", c->window, 0);
 }
 
 static void mpt__scaler_free(mpt_context *ctx, void *object) {
@@ -161,8 +161,8 @@ static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
     if (scaler->told_bf16 || ctx->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
     mpt__log(&ctx->base, MPT_LOG_INFO,
-             "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
-             "enabled = false in mpt_scaler_config to save its work");
+        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
+        "enabled = false in mpt_scaler_config to save its work");
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
@@ -189,22 +189,20 @@ mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
 
 static mpt_status mpt__check_scaled(mpt_context *ctx, const mpt__scaler *scaler) {
     if (scaler->scaled) return MPT_OK;
-    return mpt__error(
-        ctx, STATE,
+    return mpt__error(ctx, STATE,
         "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
 }
 
 /* Begins a call that takes an optimizer to stage `to` of the scaler's current update. NULL: the
    call ends here. */
 static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_handle,
-                                     const char *name, mpt__stage to, mpt__optimizer **optimizer) {
+    const char *name, mpt__stage to, mpt__optimizer **optimizer) {
 #define MPT__LEFT_OUT "mpt_scaler_skip left this optimizer out of the current update"
-    static const char *const misuse[4][4] = {
-        /* [to][from], in the order of mpt__stage */
+    static const char *const misuse[4][4] = {/* [to][from], in the order of mpt__stage */
         {NULL, NULL, NULL, NULL},
         {NULL, "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
-         "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
-         MPT__LEFT_OUT},
+            "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
+            MPT__LEFT_OUT},
         {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
         {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
 #undef MPT__LEFT_OUT
@@ -219,7 +217,7 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
     found->scaler = scaler->id.slot;
     if (misuse[to][found->stage]) {
         mpt__error(handle.context, STATE, "%s; mpt_scaler_update ends an update",
-                   misuse[to][found->stage]);
+            misuse[to][found->stage]);
         return NULL;
     }
     found->stage = to;
@@ -228,10 +226,10 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
 
 /* Unscales what has a gradient and notes whether there was any: only then found_inf means
    something. */
-static mpt_status mpt__scaler_unscale(mpt_context *ctx, const mpt__scaler *scaler,
-                                      mpt__optimizer *optimizer, bool with_norm) {
-    mpt_status status = mpt__optimizer_unscale(ctx, optimizer, scaler->id.slot,
-                                               scaler->slots[MPT__SCALER_SCALE], with_norm);
+static mpt_status mpt__scaler_unscale(
+    mpt_context *ctx, const mpt__scaler *scaler, mpt__optimizer *optimizer, bool with_norm) {
+    mpt_status status = mpt__optimizer_unscale(
+        ctx, optimizer, scaler->id.slot, scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -268,8 +266,8 @@ mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
 
 /* ==== Looking at the device ==== */
 
-static void mpt__scaler_read(const mpt_context *ctx, const mpt__scaler *scaler,
-                             mpt_scaler_stats *stats) {
+static void mpt__scaler_read(
+    const mpt_context *ctx, const mpt__scaler *scaler, mpt_scaler_stats *stats) {
     const mpt__scalar *scalars = ctx->scalars;
     stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
     stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
@@ -280,8 +278,8 @@ static void mpt__scaler_read(const mpt_context *ctx, const mpt__scaler *scaler,
 }
 
 /* Index of the first of some elements that is not finite, -1 if there is none. Waits. */
-static int64_t mpt__first_nonfinite(mpt_context *ctx, uint32_t storage, mpt_dtype dtype,
-                                    int64_t offset, int64_t count) {
+static int64_t mpt__first_nonfinite(
+    mpt_context *ctx, uint32_t storage, mpt_dtype dtype, int64_t offset, int64_t count) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
     mpt__operand_on(launch, 0, storage, dtype, offset, count, MPT__READ);
     launch->slot[0] = MPT__SLOT_NONFINITE;
@@ -293,8 +291,8 @@ static int64_t mpt__first_nonfinite(mpt_context *ctx, uint32_t storage, mpt_dtyp
 static bool mpt__gradient_overflowed(mpt_context *ctx, const mpt__parameter *parameter) {
     const mpt__block *block = &ctx->blocks[parameter->block];
     if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
-    return mpt__first_nonfinite(ctx, block->gradients, MPT_F32, parameter->offset,
-                                parameter->numel) >= 0;
+    return mpt__first_nonfinite(
+               ctx, block->gradients, MPT_F32, parameter->offset, parameter->numel) >= 0;
 }
 
 /* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
@@ -319,8 +317,8 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[144]) {
     if (dot)
         memcpy(layer + 6, scaler->culprit, (size_t)length), layer[6 + length] = '\0';
     else
-        mpt__format_text(layer, 144, "the layer that %s",
-                         *scaler->culprit ? "has it" : "overflows");
+        mpt__format_text(
+            layer, 144, "the layer that %s", *scaler->culprit ? "has it" : "overflows");
 }
 
 /* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
@@ -347,23 +345,21 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
         if (optimizer->uncleared > uncleared) uncleared = optimizer->uncleared;
     if (uncleared > 0)
         mpt__format_text(cause, sizeof cause,
-                         "gradients were never cleared for %d steps, so one that overflowed stays; "
-                         "call mpt_zero_grad before mpt_backward",
-                         uncleared);
+            "gradients were never cleared for %d steps, so one that overflowed stays; "
+            "call mpt_zero_grad before mpt_backward",
+            uncleared);
     else if (scaler->lost_losses > 0)
         mpt__format_text(cause, sizeof cause,
-                         "the loss itself was NaN or infinite in the last %lld of them, which no "
-                         "loss scale can cure; check the learning rate, the data, and logarithms, "
-                         "divisions and exponentials in the model",
-                         scaler->lost_losses);
+            "the loss itself was NaN or infinite in the last %lld of them, which no "
+            "loss scale can cure; check the learning rate, the data, and logarithms, "
+            "divisions and exponentials in the model",
+            scaler->lost_losses);
     else
-        mpt__format_text(
-            cause, sizeof cause,
+        mpt__format_text(cause, sizeof cause,
             "the loss was finite but gradients overflowed in backward (%s); check the learning "
             "rate and the size of targets, or keep %s in fp32 with mpt_set_dtype_policy",
             scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
-    return mpt__error(
-        ctx, NUMERIC,
+    return mpt__error(ctx, NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
         now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
         report);
@@ -390,9 +386,9 @@ static void mpt__compare_windows(mpt_context *ctx, mpt__scaler *scaler) {
     char layer[144];
     mpt__culprit_layer(scaler, layer);
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
-             "check learning rate or keep %s in fp32",
-             before, skipped, steps, now->scale, layer);
+        "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
+        "check learning rate or keep %s in fp32",
+        before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
@@ -431,8 +427,8 @@ static mpt_status mpt__scaler_watch(mpt_context *ctx, mpt__scaler *scaler) {
 
 /* The slot that tells whether any optimizer of this update overflowed; counts those that were
    checked and those that made a step. */
-static uint16_t mpt__join_found(mpt_context *ctx, const mpt__scaler *scaler, int64_t *checked,
-                                int64_t *stepped) {
+static uint16_t mpt__join_found(
+    mpt_context *ctx, const mpt__scaler *scaler, int64_t *checked, int64_t *stepped) {
     uint16_t found = 0;
     const mpt__optimizer *optimizer;
     *checked = *stepped = 0;
@@ -452,8 +448,8 @@ static uint16_t mpt__join_found(mpt_context *ctx, const mpt__scaler *scaler, int
     return found;
 }
 
-static mpt_status mpt__launch_scaler_update(mpt_context *ctx, const mpt__scaler *scaler,
-                                            uint16_t found, bool counts) {
+static mpt_status mpt__launch_scaler_update(
+    mpt_context *ctx, const mpt__scaler *scaler, uint16_t found, bool counts) {
     const mpt_scaler_config *c = &scaler->config;
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCALER_UPDATE);
     launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
@@ -485,8 +481,8 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
     if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
         mpt__log(&ctx->base, MPT_LOG_WARNING,
-                 "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
-                 "so the scale stays as it is; call mpt_scaler_step before");
+            "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
+            "so the scale stays as it is; call mpt_scaler_step before");
     }
     return status;
 }
@@ -538,8 +534,8 @@ mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     mpt__zero(state);
     if (!scaler) return state;
     state.scale = scaler->config.enabled
-                      ? mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE])
-                      : 1.0;
+        ? mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE])
+        : 1.0;
     state.growth_factor = scaler->config.growth_factor;
     state.backoff_factor = scaler->config.backoff_factor;
     state.growth_interval = scaler->config.growth_interval;
@@ -555,8 +551,8 @@ mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state
     if (!state) return mpt__error(ctx, ARGUMENT, "state is NULL; pass one of mpt_scaler_get_state");
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(ctx, "scale", state->scale) ||
-        !mpt__check_factors(ctx, state->growth_factor, state->backoff_factor,
-                            state->growth_interval) ||
+        !mpt__check_factors(
+            ctx, state->growth_factor, state->backoff_factor, state->growth_interval) ||
         !mpt__check_count(ctx, "growth_tracker", state->growth_tracker, 0))
         return ctx->base.status;
     scaler->config.growth_factor = state->growth_factor;

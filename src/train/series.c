@@ -40,8 +40,8 @@ bool mpt_stop_requested(const mpt_context *ctx) {
 #ifdef MPTRAIN_NO_RESUME
 
 MPT__BEGIN_ABSENT
-mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
-                               const mpt_checkpoint_config *config) {
+mpt_status mpt_checkpoint_open(
+    mpt_context *ctx, const char *folder, const mpt_checkpoint_config *config) {
     return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
@@ -106,7 +106,7 @@ static bool mpt__series_name(const mpt__series *series, int64_t number, char pat
     char digits[MPT__SERIES_DIGITS + 20];
     size_t n = mpt__format_text(digits, sizeof digits, "000000000000%lld", number);
     return mpt__format_text(path, MPT__PATH_SIZE, "%s/step-%s.safetensors", series->path,
-                            digits + n - MPT__SERIES_DIGITS) < MPT__PATH_SIZE;
+               digits + n - MPT__SERIES_DIGITS) < MPT__PATH_SIZE;
 }
 
 /* The step in a file's name; -1 if it is none of ours. */
@@ -134,13 +134,13 @@ static void mpt__series_entry(void *to, const char *name, bool is_folder) {
     if (number > files->last) files->last = number;
 }
 
-static bool mpt__series_list(mpt__base *base, const char *path, int64_t up_to,
-                             mpt__series_files *files) {
+static bool mpt__series_list(
+    mpt__base *base, const char *path, int64_t up_to, mpt__series_files *files) {
     const mpt_io *io = mpt__io(base);
     files->up_to = up_to, files->count = 0, files->first = files->last = -1;
     if (io->list && io->list(io->user, path, mpt__series_entry, files)) return true;
     mpt__fail(base, MPT_ERROR_IO, "cannot list %s: %s", path,
-              io->list ? mpt__io_reason(base) : "config.io has no `list`");
+        io->list ? mpt__io_reason(base) : "config.io has no `list`");
     return false;
 }
 
@@ -159,7 +159,7 @@ static bool mpt__series_write(mpt__series *series) {
         mpt__series_name(series, files.first, old);
         if (io->remove && io->remove(io->user, old)) continue;
         mpt__fail(base, MPT_ERROR_IO, "cannot remove %s: %s", old,
-                  io->remove ? mpt__io_reason(base) : "config.io has no `remove`");
+            io->remove ? mpt__io_reason(base) : "config.io has no `remove`");
         return false;
     }
     return true;
@@ -296,26 +296,25 @@ static bool mpt__series_take(mpt_context *ctx, mpt__series *series) {
     mpt__series_files files;
     bool taken;
     if (!mpt__folder_lock(&ctx->base, series->path, &series->lock, &taken))
-        return taken ? mpt__reject(ctx, STATE,
-                                   "%s: another training writes its checkpoints there",
-                                   series->path)
+        return taken ? mpt__reject(ctx, STATE, "%s: another training writes its checkpoints there",
+                           series->path)
                      : mpt__reject(ctx, IO, "cannot write to the folder %s: %s", series->path,
-                                   mpt__io_reason(&ctx->base));
+                           mpt__io_reason(&ctx->base));
     if (series->config.resume) return mpt__series_resume(ctx, series) == MPT_OK;
     if (!mpt__series_list(&ctx->base, series->path, INT64_MAX, &files)) return false;
     return files.last < 0 ||
-           mpt__reject(ctx, STATE,
-                       "%s has a training's checkpoints, up to step %lld: set resume, or take "
-                       "another folder",
-                       series->path, files.last);
+        mpt__reject(ctx, STATE,
+            "%s has a training's checkpoints, up to step %lld: set resume, or take "
+            "another folder",
+            series->path, files.last);
 }
 
-static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
-                                   const mpt_checkpoint_config *config) {
+static mpt_status mpt__series_open(
+    mpt_context *ctx, const char *path, const mpt_checkpoint_config *config) {
     if (mpt__no_files(ctx)) return ctx->base.status;
     if (ctx->series)
         return mpt__error(ctx, STATE, "%s is open already; call mpt_checkpoint_close before",
-                          mpt__series_of(ctx)->path);
+            mpt__series_of(ctx)->path);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "the folder's path is empty");
     if (strlen(path) >= MPT__PATH_SIZE - 128)
         return mpt__error(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 128);
@@ -368,8 +367,8 @@ static bool mpt__series_enter(mpt_context *ctx, const char *call) {
     return true;
 }
 
-mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
-                               const mpt_checkpoint_config *config) {
+mpt_status mpt_checkpoint_open(
+    mpt_context *ctx, const char *folder, const mpt_checkpoint_config *config) {
     MPT__PLAIN_FLOATS;
     const mpt_checkpoint_config defaults = mpt_checkpoint_config_default();
     if (!mpt__enter(ctx, "mpt_checkpoint_open")) return mpt__status_of(ctx);
@@ -379,8 +378,8 @@ mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
 mpt_status mpt_checkpoint_step(mpt_context *ctx) {
     MPT__PLAIN_FLOATS;
     if (!mpt__series_enter(ctx, "mpt_checkpoint_step")) return mpt__status_of(ctx);
-    return mpt__series_step(ctx, mpt_stop_requested(ctx) &&
-                                     mpt__series_of(ctx)->saved < mpt__series_number(ctx));
+    return mpt__series_step(
+        ctx, mpt_stop_requested(ctx) && mpt__series_of(ctx)->saved < mpt__series_number(ctx));
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {

@@ -68,8 +68,8 @@ static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
 /* The names that follow are about what stands at a path of a net. Its number is in all of them:
    without it a path of one net could read as the number of another and a path of that. */
 static void mpt__state_of_net(mpt__state_walk *w, const char *kind, int number, const char *path) {
-    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.%s.net.%d.%s%s", kind, number,
-                                 path, *path ? "." : "");
+    w->prefix = mpt__format_text(
+        w->name, sizeof w->name, "mptrain.%s.net.%d.%s%s", kind, number, path, *path ? "." : "");
 }
 
 /* A visitor of rooms that name their items themselves: puts the prefix before the name. */
@@ -79,19 +79,13 @@ static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__st
     char name[MPT__STATE_NAME + 16];
     if (item->module)
         mpt__format_text(name, sizeof name, "net.%d.%s",
-                         mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)), item->name);
+            mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)), item->name);
     mpt__state_named(w, item->module ? name : item->name);
     return mpt__state_show(w, &own);
 }
 
 /* Numbers of the host, some narrower than what visitors see. A rate is finite, and 0 or more. */
-typedef enum {
-    MPT__OF_BOOL,
-    MPT__OF_U32,
-    MPT__OF_I64,
-    MPT__OF_F64,
-    MPT__OF_RATE
-} mpt__number_kind;
+typedef enum { MPT__OF_BOOL, MPT__OF_U32, MPT__OF_I64, MPT__OF_F64, MPT__OF_RATE } mpt__number_kind;
 typedef struct {
     const char *name;
     mpt__number_kind kind;
@@ -131,8 +125,8 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
 /* A hash of what is not kept itself; `same`: another one is an error, and no warning alone. */
-static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint64_t hash,
-                                      const char *of, bool same) {
+static mpt_status mpt__state_identity(
+    mpt__state_walk *w, const char *name, uint64_t hash, const char *of, bool same) {
     mpt__state_item item;
     mpt__state_number(&item, MPT__OF_I64, 0);
     item.host = &hash;
@@ -143,8 +137,8 @@ static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint
 }
 
 /* A number on the device: what is an MPT_I64 counts something. */
-static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
-                                  uint16_t slot) {
+static mpt_status mpt__state_slot(
+    mpt__state_walk *w, const char *name, mpt__number_kind kind, uint16_t slot) {
     mpt__state_item item;
     mpt__state_number(&item, kind, kind == MPT__OF_I64 ? MPT__MOST_COUNTED : 0);
     item.slot = slot;
@@ -155,16 +149,15 @@ static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__num
 /* ==== Nets ==== */
 
 /* A gradient that waits for more, and what is known of it. */
-static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parameter,
-                                      int number) {
+static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parameter, int number) {
     mpt_context *ctx = w->context;
     mpt__state_item item;
     mpt__state_of_net(w, "gradient", number, parameter->path);
     mpt__state_named(w, "value");
     bool there = w->present(w->user, w->name, parameter->has_grad);
     if (w->mode == MPT__STATE_APPLIES && !there) mpt__clear_grad(parameter);
-    if (!there || (w->mode == MPT__STATE_APPLIES &&
-                   !mpt__parameter_gradient(ctx, parameter->tensor)))
+    if (!there ||
+        (w->mode == MPT__STATE_APPLIES && !mpt__parameter_gradient(ctx, parameter->tensor)))
         return ctx->base.status;
     mpt__zero(item);
     item.storage = ctx->blocks[parameter->block].gradients;
@@ -190,8 +183,8 @@ static void mpt__state_item_of(mpt__state_item *item, const mpt__tensor *tensor)
 }
 
 /* Of the oldest net by its path alone, as mpt_save names it. */
-static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
-                                    const char *path) {
+static mpt_status mpt__state_tensor(
+    mpt__state_walk *w, const mpt__tensor *tensor, int number, const char *path) {
     mpt__state_item item;
     mpt__state_item_of(&item, tensor);
     w->prefix = 0;
@@ -201,8 +194,8 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
 }
 
 /* What is kept of a tensor to go back to; in a file always under its net's number. */
-static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__tensor *kept,
-                                              int number, const char *path) {
+static MPT__UNUSED mpt_status mpt__state_kept(
+    mpt__state_walk *w, const mpt__tensor *kept, int number, const char *path) {
     mpt__state_item item;
     mpt__state_item_of(&item, kept);
     mpt__state_of_net(w, "fit.kept", number, "");
@@ -212,8 +205,8 @@ static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__ten
 
 /* How often a module has drawn in a loop without steps. With steps the count begins anew in each,
    and what is left of it between them differs where a captured step ran from its recording. */
-static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
-                                   const char *path) {
+static mpt_status mpt__state_draws(
+    mpt__state_walk *w, mpt__module *module, int number, const char *path) {
     mpt_context *ctx = w->context;
     const mpt__state_row rows[] = {
         {"count", MPT__OF_I64, &module->draws.count, false, MPT__MOST_COUNTED}};
@@ -254,8 +247,8 @@ static uint64_t mpt__config_hash(mpt_context *ctx, mpt__module *root) {
         hash = mpt__hash_bytes(hash, m->cls.name, strlen(m->cls.name));
         hash = mpt__hash_elements(hash, a->imm, sizeof a->imm, sizeof *a->imm);
         hash = mpt__hash_elements(hash, a->index, sizeof a->index, sizeof *a->index);
-        hash = mpt__hash_u64(hash, (uint64_t)a->rank << 16 | (uint64_t)a->activation << 8 |
-                                       a->reduction);
+        hash = mpt__hash_u64(
+            hash, (uint64_t)a->rank << 16 | (uint64_t)a->activation << 8 | a->reduction);
     }
     return hash;
 }
@@ -276,8 +269,8 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     if (!there || (!used && mpt__freeze(ctx, root) != MPT_OK)) return ctx->base.status;
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (status == MPT_OK)
-        status = mpt__state_identity(w, "config", mpt__config_hash(ctx, root),
-                                     "the net's layers and their settings", true);
+        status = mpt__state_identity(
+            w, "config", mpt__config_hash(ctx, root), "the net's layers and their settings", true);
     mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && mpt__walk_weight(&walk, &weight))
         status = mpt__state_tensor(w, weight.tensor, number, weight.path);
@@ -338,7 +331,7 @@ static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optim
         while (count <= MPT__SETTINGS && rule->setting[count - 1].name) count++;
         for (size_t k = 0; k < count; k++) {
             mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
-                             k == 0 ? "weight_decay" : rule->setting[k - 1].name);
+                k == 0 ? "weight_decay" : rule->setting[k - 1].name);
             rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
             rows[k].most = 0;
             rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
@@ -351,9 +344,8 @@ static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optim
 /* ==== Scalers ==== */
 
 static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
-    static const char *const names[MPT__SCALER_SEED] = {
-        "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
-        "last_skipped_step", "outcome", "loss_found_inf"};
+    static const char *const names[MPT__SCALER_SEED] = {"scale", "growth_tracker", "found_inf",
+        "updates", "skipped", "skipped_in_a_row", "last_skipped_step", "outcome", "loss_found_inf"};
     const mpt__state_row rows[] = {
         {"growth_factor", MPT__OF_RATE, &scaler->config.growth_factor, false, 0},
         {"backoff_factor", MPT__OF_RATE, &scaler->config.backoff_factor, false, 0},
@@ -367,9 +359,8 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SEED && status == MPT_OK; i++) /* the seed is a step's own */
-        status = mpt__state_slot(w, names[i],
-                                 i == MPT__SCALER_SCALE ? MPT__OF_RATE : MPT__OF_I64,
-                                 scaler->slots[i]);
+        status = mpt__state_slot(
+            w, names[i], i == MPT__SCALER_SCALE ? MPT__OF_RATE : MPT__OF_I64, scaler->slots[i]);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     if (before.growth_factor != scaler->config.growth_factor ||
@@ -400,15 +391,13 @@ static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
         hash = mpt__hash_u64(hash, mpt__dataset_hash(dataset->source));
     for (int64_t i = 0; i < n && dataset->inputs; i++) {
         const int64_t at = i * (dataset->count / n);
-        const size_t own =
-            (size_t)(dataset->indices ? dataset->indices[at] : dataset->first + at);
+        const size_t own = (size_t)(dataset->indices ? dataset->indices[at] : dataset->first + at);
         const size_t bytes =
             dataset->byte_targets ? (size_t)dataset->target_numel : dataset->target_bytes;
         hash = mpt__hash_elements(hash, dataset->inputs + own * dataset->input_bytes,
-                                  dataset->input_bytes, mpt_dtype_size(dataset->dtype));
+            dataset->input_bytes, mpt_dtype_size(dataset->dtype));
         if (dataset->targets)
-            hash = mpt__hash_elements(
-                hash, dataset->targets + own * bytes, bytes,
+            hash = mpt__hash_elements(hash, dataset->targets + own * bytes, bytes,
                 dataset->byte_targets ? 1 : mpt_dtype_size(dataset->target_dtype));
     }
     return hash ? hash : 1;
@@ -418,8 +407,7 @@ static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
 static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
     int64_t epoch = loader->epoch, next = loader->next;
     bool open = loader->open;
-    const mpt__state_row rows[] = {
-        {"samples", MPT__OF_I64, &loader->total, true, 0},
+    const mpt__state_row rows[] = {{"samples", MPT__OF_I64, &loader->total, true, 0},
         {"batch", MPT__OF_I64, &loader->config.batch, true, 0},
         {"seed", MPT__OF_I64, &loader->config.seed, true, 0},
         {"delivered", MPT__OF_I64, &loader->delivered, false, MPT__MOST_COUNTED},
@@ -449,14 +437,14 @@ typedef struct mpt__run {
 
 static mpt_status mpt__state_object(mpt__state_walk *w, mpt__object_kind kind, void *object) {
     switch (kind) {
-        case MPT__OPTIMIZER:
-            return mpt__state_optimizer(w, (mpt__optimizer *)object);
-        case MPT__SCALER:
-            return mpt__state_scaler(w, (mpt__scaler *)object);
-        case MPT__LOADER:
-            return mpt__state_loader(w, (mpt__loader *)object);
-        default:
-            return mpt__ema_visit(w->context, (mpt__ema *)object, mpt__state_forward, w);
+    case MPT__OPTIMIZER:
+        return mpt__state_optimizer(w, (mpt__optimizer *)object);
+    case MPT__SCALER:
+        return mpt__state_scaler(w, (mpt__scaler *)object);
+    case MPT__LOADER:
+        return mpt__state_loader(w, (mpt__loader *)object);
+    default:
+        return mpt__ema_visit(w->context, (mpt__ema *)object, mpt__state_forward, w);
     }
 }
 
@@ -465,10 +453,8 @@ static mpt_status mpt__state_objects(mpt__state_walk *w) {
     static const struct {
         const char *name;
         mpt__object_kind kind;
-    } kinds[] = {{"optimizer", MPT__OPTIMIZER},
-                 {"scaler", MPT__SCALER},
-                 {"average", MPT__EMA},
-                 {"loader", MPT__LOADER}};
+    } kinds[] = {{"optimizer", MPT__OPTIMIZER}, {"scaler", MPT__SCALER}, {"average", MPT__EMA},
+        {"loader", MPT__LOADER}};
     mpt_status status = w->context->base.status;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         const mpt__object_table *table = &w->context->objects[kinds[k].kind];
@@ -485,8 +471,8 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
     mpt_context *ctx = w->context;
     mpt_status status = ctx->base.status;
     for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
-        w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
-                                     ctx->metrics[i].name);
+        w->prefix =
+            mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.", ctx->metrics[i].name);
         status = mpt__state_slot(w, "sum", MPT__OF_F64, ctx->metrics[i].sum_slot);
         if (status == MPT_OK)
             status = mpt__state_slot(w, "count", MPT__OF_I64, ctx->metrics[i].count_slot);
@@ -501,14 +487,12 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     mpt_context *ctx = w->context;
     int64_t format = MPT__STATE_FORMAT;
     const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true, 0},
-                                   {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
-                                   {"step", MPT__OF_I64, &ctx->now.step, false, MPT__MOST_COUNTED},
-                                   {"updates", MPT__OF_I64, &ctx->now.updates, false,
-                                    MPT__MOST_COUNTED},
-                                   {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
-                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
-                                    MPT__MOST_COUNTED},
-                                   {"best", MPT__OF_F64, &ctx->best, false, 0}};
+        {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
+        {"step", MPT__OF_I64, &ctx->now.step, false, MPT__MOST_COUNTED},
+        {"updates", MPT__OF_I64, &ctx->now.updates, false, MPT__MOST_COUNTED},
+        {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
+        {"calls", MPT__OF_I64, &ctx->now.module_calls, false, MPT__MOST_COUNTED},
+        {"best", MPT__OF_F64, &ctx->best, false, 0}};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (status == MPT_OK) status = mpt__state_nets(w);
@@ -538,14 +522,14 @@ static bool mpt__state_stands(mpt_context *ctx) {
     for (int64_t i = 1; i < optimizers->count; i++) {
         const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
         if (optimizer && optimizer->scaler)
-            return mpt__reject(ctx, STATE,
-                               "an update of a scaler is under way; call mpt_scaler_update before");
+            return mpt__reject(
+                ctx, STATE, "an update of a scaler is under way; call mpt_scaler_update before");
     }
     for (int64_t i = 1; i < averages->count; i++) {
         const mpt__ema *ema = (const mpt__ema *)averages->rows[i].object;
         if (ema && ema->applied)
-            return mpt__reject(ctx, STATE,
-                               "the values of a net are its averages; call mpt_ema_restore before");
+            return mpt__reject(
+                ctx, STATE, "the values of a net are its averages; call mpt_ema_restore before");
     }
     for (int64_t i = 1; i < scalers->count; i++) {
         mpt__scaler *scaler = (mpt__scaler *)scalers->rows[i].object;

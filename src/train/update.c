@@ -54,29 +54,28 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
 }
 
 /* Names the first gradient that is not scaled as a call needs it, and what would help. */
-static MPT__COLD mpt_status mpt__check_scales(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                              uint32_t scaler) {
+static MPT__COLD mpt_status mpt__check_scales(
+    mpt_context *ctx, const mpt__optimizer *optimizer, uint32_t scaler) {
     for (int64_t i = 0; i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
         uint32_t has = parameter->scaler, steps = (uint32_t)ctx->now.updates - parameter->since;
         if (!parameter->has_grad || has == scaler || has == MPT__UNKNOWN) continue;
         return has == MPT__MIXED && steps > 0
-                   ? mpt__error(ctx, STATE,
-                                "the gradient of %s was never cleared for %lld step%s: scaled ones "
-                                "were added to what was left; call mpt_zero_grad before "
-                                "mpt_backward",
-                                parameter->path, (int64_t)steps, steps > 1 ? "s" : "")
-                   : mpt__error(ctx, STATE, "the gradient of %s is %s", parameter->path,
-                                has == MPT__MIXED
-                                    ? "a sum of scaled and unscaled ones; pass every loss through "
+            ? mpt__error(ctx, STATE,
+                  "the gradient of %s was never cleared for %lld step%s: scaled ones "
+                  "were added to what was left; call mpt_zero_grad before "
+                  "mpt_backward",
+                  parameter->path, (int64_t)steps, steps > 1 ? "s" : "")
+            : mpt__error(ctx, STATE, "the gradient of %s is %s", parameter->path,
+                  has == MPT__MIXED ? "a sum of scaled and unscaled ones; pass every loss through "
                                       "mpt_scale_loss of one scaler, or clear with mpt_zero_grad"
-                                : has == MPT__PLAIN
-                                    ? "not scaled, or was unscaled already; call "
-                                      "mpt_backward(mpt_scale_loss(scaler, loss)), else mpt_step"
-                                : scaler == MPT__PLAIN
-                                    ? "that of a scaled loss; call mpt_unscale before, or "
-                                      "mpt_scaler_step for mpt_step"
-                                    : "scaled by another scaler; take one for all its losses");
+                      : has == MPT__PLAIN
+                      ? "not scaled, or was unscaled already; call "
+                        "mpt_backward(mpt_scale_loss(scaler, loss)), else mpt_step"
+                      : scaler == MPT__PLAIN
+                      ? "that of a scaled loss; call mpt_unscale before, or "
+                        "mpt_scaler_step for mpt_step"
+                      : "scaled by another scaler; take one for all its losses");
     }
     return MPT_OK;
 }
@@ -91,8 +90,8 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
         const mpt__parameter *parameter = &ctx->parameters[item->parameter];
         if (!parameter->live || parameter->block != item->block)
             return mpt__error(ctx, STATE,
-                              "the module whose parameters the optimizer holds was destroyed; "
-                              "destroy the optimizer too and make one for the new module");
+                "the module whose parameters the optimizer holds was destroyed; "
+                "destroy the optimizer too and make one for the new module");
         if (item->had_grad != parameter->has_grad) {
             item->had_grad = parameter->has_grad;
             changed = true;
@@ -113,16 +112,16 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
         if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
     }
     mpt__build_rows(ctx, optimizer);
-    mpt_status status = mpt__upload(ctx, optimizer->segments, 0, optimizer->rows,
-                                    optimizer->row_count * MPT__ROW_BYTES);
+    mpt_status status = mpt__upload(
+        ctx, optimizer->segments, 0, optimizer->rows, optimizer->row_count * MPT__ROW_BYTES);
     optimizer->pattern_valid = status == MPT_OK;
     return status;
 }
 
-static void mpt__segments_operand(mpt__launch *launch, int position,
-                                  const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
-    mpt__operand *operand = mpt__operand_on(launch, position, optimizer->segments, MPT_I64,
-                                            row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
+static void mpt__segments_operand(
+    mpt__launch *launch, int position, const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
+    mpt__operand *operand = mpt__operand_on(
+        launch, position, optimizer->segments, MPT_I64, row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
     operand->rank = 2;
     operand->shape[1] = MPT__SEGMENT_FIELDS;
     operand->stride[0] = MPT__SEGMENT_FIELDS;
@@ -131,11 +130,10 @@ static void mpt__segments_operand(mpt__launch *launch, int position,
 
 /* A launch over all gradients of a state. */
 static mpt__launch *mpt__gradients_launch(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                          const mpt__optim_state *state, mpt__kernel kernel,
-                                          mpt__access access) {
+    const mpt__optim_state *state, mpt__kernel kernel, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, kernel);
     mpt__operand_on(launch, 0, mpt__block_of(ctx, state)->gradients, MPT_F32, state->first,
-                    state->count, access);
+        state->count, access);
     mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
     return launch;
 }
@@ -150,8 +148,8 @@ static mpt__launch *mpt__gradients_launch(mpt_context *ctx, const mpt__optimizer
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
-static mpt_status mpt__scale_gradients(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                       uint16_t slot, double limit) {
+static mpt_status mpt__scale_gradients(
+    mpt_context *ctx, const mpt__optimizer *optimizer, uint16_t slot, double limit) {
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
             mpt__gradients_launch(ctx, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
@@ -183,8 +181,8 @@ static uint16_t mpt__pending(mpt_context *ctx, const mpt__optimizer *optimizer) 
 
 /* Whether a user has handles on gradients of a state: references beyond the block's own, those of
    recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
-static bool mpt__gradients_seen(const mpt_context *ctx, const mpt__optimizer *optimizer,
-                                uint32_t gradients) {
+static bool mpt__gradients_seen(
+    const mpt_context *ctx, const mpt__optimizer *optimizer, uint32_t gradients) {
     const mpt__storage *storage = &ctx->storages[gradients];
     int64_t others = (int64_t)storage->references - storage->recordings - 1;
     const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
@@ -215,7 +213,7 @@ static mpt_status mpt__hold(mpt_context *ctx, const mpt__optimizer *optimizer) {
    multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
    product is not finite. */
 static void mpt__norm_launch(mpt_context *ctx, mpt__optimizer *optimizer, mpt__norm norm,
-                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
+    uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
@@ -235,20 +233,20 @@ static void mpt__norm_launch(mpt_context *ctx, mpt__optimizer *optimizer, mpt__n
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
    computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *ctx, mpt__optimizer *optimizer,
-                                         uint32_t scaler, uint16_t scale_slot, bool with_norm) {
+    uint32_t scaler, uint16_t scale_slot, bool with_norm) {
     mpt_status status = mpt__pattern(ctx, optimizer, scaler);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
     for (int64_t i = 0; i < optimizer->item_count; i++)
         ctx->parameters[optimizer->items[i].parameter].scaler = MPT__PLAIN;
     mpt__materialise(ctx, optimizer);
     mpt__norm_launch(ctx, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
-                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
+        with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
     return mpt__hold(ctx, optimizer);
 }
 
 /* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
-static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
-                                 double max_norm) {
+static mpt_tensor mpt__grad_norm(
+    const char *name, mpt_optimizer handle, double p, bool clips, double max_norm) {
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     if (!optimizer) return mpt__null(ctx);
@@ -267,7 +265,7 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
         uint16_t pending = mpt__pending(ctx, optimizer);
         if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
             mpt__norm_launch(ctx, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
-                             optimizer->slot[MPT__OPTIM_NORM]);
+                optimizer->slot[MPT__OPTIM_NORM]);
     }
     mpt__launch *launch = mpt__launch_begin(ctx, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
@@ -345,8 +343,7 @@ mpt_status mpt_zero_grad(mpt_optimizer handle) {
 /* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
    takes the values for its master. */
 static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                     const mpt__optim_state *state, int form, int64_t row,
-                                     int64_t rows, uint16_t found_slot) {
+    const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
     static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
@@ -356,18 +353,18 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
     mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
     launch->function = (uint8_t)rule->function;
     mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-                    state->count, MPT__READ_WRITE);
+        state->count, MPT__READ_WRITE);
     if (form >= 0)
         mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-                        state->count, MPT__READ_WRITE);
+            state->count, MPT__READ_WRITE);
     mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
     mpt__segments_operand(launch, 4, optimizer, row, rows);
-    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
-                    MPT__READ_WRITE);
+    mpt__operand_on(
+        launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count, MPT__READ_WRITE);
     for (int k = 0; k < MPT__MIRRORS; k++)
         if (state->mirror[k])
-            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
-                            MPT__READ_WRITE);
+            mpt__operand_on(
+                launch, position[k], state->mirror[k], MPT_F32, 0, state->count, MPT__READ_WRITE);
     launch->slot[1] =
         block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
     launch->slot[2] = found_slot;
@@ -386,8 +383,8 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 }
 
 /* One launch per state and group; each commits its step counts, the last one the step. */
-static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimizer,
-                                      uint16_t found_slot) {
+static mpt_status mpt__launch_updates(
+    mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     const int64_t *group = mpt__row_groups(optimizer);
     MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
@@ -419,12 +416,12 @@ static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
     if (optimizer->warned_no_grad) return;
     optimizer->warned_no_grad = true;
     for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
-        mpt__write_text(&list, "%s%s", i ? ", " : "",
-                        ctx->parameters[optimizer->items[i].parameter].path);
+        mpt__write_text(
+            &list, "%s%s", i ? ", " : "", ctx->parameters[optimizer->items[i].parameter].path);
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
-             "nothing: %s%s; call mpt_backward first, on a loss that depends on them",
-             ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
+        "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
+        "nothing: %s%s; call mpt_backward first, on a loss that depends on them",
+        ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
 }
 
 enum { MPT__UNCLEARED = 3 }; /* steps on the sum of all gradients so far that may be meant */
@@ -439,9 +436,9 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
     optimizer->stepped = (uint32_t)ctx->now.updates;
     if (optimizer->uncleared != MPT__UNCLEARED) return;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "%s: gradients were never cleared for %d steps, so each step takes the sum of all; "
-             "call mpt_zero_grad before mpt_backward",
-             ctx->base.op, optimizer->uncleared);
+        "%s: gradients were never cleared for %d steps, so each step takes the sum of all; "
+        "call mpt_zero_grad before mpt_backward",
+        ctx->base.op, optimizer->uncleared);
 }
 
 #ifdef MPTRAIN_NO_WATCH
@@ -463,8 +460,8 @@ static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimiz
 
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
-static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
-                                        uint16_t found_slot) {
+static mpt_status mpt__optimizer_update(
+    mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     if (!mpt__ok(ctx) || !mpt__not_updating(ctx, optimizer)) return ctx->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(ctx, optimizer);
@@ -473,8 +470,8 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     optimizer->warned_no_grad = false;
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (mpt__averages_applied(ctx, optimizer->states[i].block))
-            return mpt__error(ctx, STATE,
-                              "the module's values are averages; call mpt_ema_restore first");
+            return mpt__error(
+                ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
     if (mpt__update_refused(ctx, optimizer)) return ctx->base.status;
     mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = ctx->launch.phase;
@@ -498,8 +495,8 @@ static void mpt__warn_unscaled(mpt_context *ctx, mpt__optimizer *optimizer) {
     optimizer->warned_unscaled = true;
     if (ctx->objects[MPT__SCALER].count > 1) return;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-             "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
-             "silence: use mpt_grad_scaler, or MPT_BF16");
+        "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
+        "silence: use mpt_grad_scaler, or MPT_BF16");
 }
 
 mpt_status mpt_step(mpt_optimizer handle) {
@@ -520,8 +517,8 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
 
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
    applied steps, the rates of groups and the schedule. */
-static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                       mpt__state_visitor visit, void *user) {
+static mpt_status mpt__optimizer_visit(
+    mpt_context *ctx, const mpt__optimizer *optimizer, mpt__state_visitor visit, void *user) {
     char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
@@ -541,9 +538,9 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
             item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
             item.module = parameter->module;
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
-                             step               ? "step"
-                             : k == MPT__MASTER ? "master"
-                                                : optimizer->rule->moment[k].name);
+                step                   ? "step"
+                    : k == MPT__MASTER ? "master"
+                                       : optimizer->rule->moment[k].name);
             status = visit(ctx, user, &item);
         }
     }

@@ -30,8 +30,8 @@ MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
 #define MPT__PHILOX_W1 0xbb67ae85u
 
 /* The bare generator, word by word as in the paper. */
-MPT__COMMON void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2],
-                                   uint32_t out[4]) {
+MPT__COMMON void mpt__philox_block(
+    const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
@@ -165,8 +165,8 @@ MPT__COMMON double mpt__grown(double scale, double growth, double ceiling) {
 }
 
 /* SCALER_UPDATE on the scalars s. */
-MPT__COMMON void mpt__scaler_ends_update(mpt__scalar *s, const uint16_t *slot, const double *imm,
-                                         int64_t interval, bool fixed) {
+MPT__COMMON void mpt__scaler_ends_update(
+    mpt__scalar *s, const uint16_t *slot, const double *imm, int64_t interval, bool fixed) {
     s[slot[3]].i++;
     if (s[slot[2]].i != 0) {
         if (!fixed) s[slot[0]].f = mpt__backed_off(s[slot[0]].f, imm[1], imm[2]);
@@ -212,8 +212,8 @@ MPT__COMMON float mpt__fp8_power(float most, int limit_exponent, int margin) {
 }
 
 /* FP8_UPDATE of row `row`, which has `width` floats. */
-MPT__COMMON void mpt__fp8_ends_step(float *state, int64_t width, int64_t row, bool commit,
-                                    int margin) {
+MPT__COMMON void mpt__fp8_ends_step(
+    float *state, int64_t width, int64_t row, bool commit, int margin) {
     float most = 0;
     for (int64_t i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
     if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];

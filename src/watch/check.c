@@ -40,7 +40,7 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
 }
 
 mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
-                         int n_in, const mpt_gradcheck_config *config) {
+    int n_in, const mpt_gradcheck_config *config) {
     return mpt__watch_missing(ctx, "mpt_gradcheck");
 }
 
@@ -97,8 +97,8 @@ static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int6
     if (finite == 0) stats->min = stats->max = MPT__NAN_F64;
 }
 
-static mpt_status mpt__tensor_statistics(mpt_context *ctx, const mpt__tensor *tensor,
-                                         mpt_tensor_stats *stats) {
+static mpt_status mpt__tensor_statistics(
+    mpt_context *ctx, const mpt__tensor *tensor, mpt_tensor_stats *stats) {
     size_t bytes;
     float *values = mpt__host_values(ctx, tensor, &bytes);
     if (!values) return ctx->base.status;
@@ -131,8 +131,7 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
     if (!found) return mpt__status_of(ctx);
     if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
-        return mpt__error(
-            ctx, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
             "%d bins from %g to %g: expected an array of 1 or more, and finite low < high",
             counts ? bins : 0, low, high);
     float *values = mpt__host_values(ctx, found, &bytes);
@@ -186,12 +185,8 @@ static void mpt__column(mpt__text *out, size_t line, int column) {
 /* The columns after the name. */
 static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_stats *s) {
     double percent = s->count ? 100.0 / (double)s->count : 0.0;
-    const double numbers[] = {s->min,
-                              s->max,
-                              s->mean,
-                              s->deviation,
-                              percent * (double)s->zeros,
-                              percent * (double)mpt__lost_in_fp16(s)};
+    const double numbers[] = {s->min, s->max, s->mean, s->deviation, percent * (double)s->zeros,
+        percent * (double)mpt__lost_in_fp16(s)};
     for (int i = 0; i < 6; i++) {
         mpt__column(out, line, i);
         mpt__write_text(out, "%.3g", numbers[i]);
@@ -206,8 +201,8 @@ static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_st
 
 size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
-    static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
-                                         "% zero", "% lost", "2^-40 .. 2^23"};
+    static const char *const titles[] = {
+        "min", "max", "mean", "deviation", "% zero", "% lost", "2^-40 .. 2^23"};
     mpt_context *ctx = module.context;
     mpt__text out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_frozen(module, "mpt_histograms");
@@ -226,8 +221,8 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
         bool none = gradients && !mpt__leaf_has_grad(ctx, tensor);
         mpt__write_text(&out, "\n");
         size_t line = out.length;
-        mpt__write_text(&out, "%s%s", mpt__relative_path(ctx, found, parameter->path),
-                        none ? " none" : "");
+        mpt__write_text(
+            &out, "%s%s", mpt__relative_path(ctx, found, parameter->path), none ? " none" : "");
         if (none) continue;
         if (gradients) tensor = mpt__live(ctx, mpt_grad(mpt__handle(ctx, parameter->tensor)));
         if (!tensor || mpt__tensor_statistics(ctx, tensor, &stats) != MPT_OK) return 0;
@@ -306,9 +301,9 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         float value = values[k];
         double side[2], at[2];
         for (int s = 0; s < 2; s++) {
-            values[k] =
-                (float)((double)value + (s ? 1.0 : -1.0) * check->config.step *
-                                            (value > 1 || value < -1 ? (double)value : 1.0));
+            values[k] = (float)((double)value +
+                (s ? 1.0 : -1.0) * check->config.step *
+                    (value > 1 || value < -1 ? (double)value : 1.0));
             at[s] = (double)values[k];
             check->in[i] = mpt_from(ctx, MPT_F32, shape, values);
             side[s] = mpt__check_value(check);
@@ -323,8 +318,8 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         if (off <= check->config.atol + check->config.rtol * size) continue;
         mpt__enter(ctx, "mpt_gradcheck");
         mpt__error(ctx, NUMERIC,
-                   "input %d, element %lld: backward gives %g, small changes of the input give %g",
-                   i, k, got, expected);
+            "input %d, element %lld: backward gives %g, small changes of the input give %g", i, k,
+            got, expected);
         break;
     }
     check->in[i] = leaf;
@@ -334,7 +329,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
 }
 
 mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
-                         int n_in, const mpt_gradcheck_config *config) {
+    int n_in, const mpt_gradcheck_config *config) {
     MPT__PLAIN_FLOATS;
     mpt__gradcheck check;
     if (!mpt__enter(ctx, "mpt_gradcheck")) return mpt__status_of(ctx);
@@ -342,8 +337,8 @@ mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mp
     check.config = config ? *config : mpt_gradcheck_config_default();
     if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
         return mpt__error(ctx, ARGUMENT,
-                          "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
-                          (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
+            "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
+            (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
     mpt_scope_begin(ctx);
     for (int i = 0; i < n_in; i++) {
         mpt__enter(ctx, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
@@ -351,8 +346,8 @@ mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mp
         if (!input) break;
         if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
             mpt__error(ctx, DTYPE,
-                       "input %d is %D: small changes need fp32; mpt_cast it inside the function",
-                       i, input->dtype);
+                "input %d is %D: small changes need fp32; mpt_cast it inside the function", i,
+                input->dtype);
         check.in[i] = mpt_clone(mpt_detach(in[i]));
     }
     mpt_status status = ctx->base.status;
@@ -369,17 +364,17 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
     mpt__text out = mpt__text_make(text, size);
     if (!mpt__enter(ctx, "mpt_determinism")) return 0;
     mpt__write_text(&out,
-                    "seed %llu; every op gives the same bits in every run, with any number of "
-                    "threads and workers\n",
-                    (unsigned long long)ctx->config.seed);
+        "seed %llu; every op gives the same bits in every run, with any number of "
+        "threads and workers\n",
+        (unsigned long long)ctx->config.seed);
 #if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
     if (!ctx->backend.synchronous)
         mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", ctx->backend.name);
     else if (mpt_get_isa(ctx) != MPT_ISA_REF && mpt_get_isa(ctx) != MPT_ISA_PORTABLE)
         mpt__write_text(&out,
-                        "%s kernels: other levels differ in the last places (MPT_ISA_PORTABLE "
-                        "gives one result everywhere)\n",
-                        ctx->backend.name);
+            "%s kernels: other levels differ in the last places (MPT_ISA_PORTABLE "
+            "gives one result everywhere)\n",
+            ctx->backend.name);
     if (ctx->timed_products)
         mpt__write_text(&out, "matmul, linear: mpt_benchmark chose by timing; keep the choices "
                               "with mpt_benchmark_text\n");

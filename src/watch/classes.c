@@ -55,19 +55,18 @@ static bool mpt__draw_row(mpt_context *ctx, const mpt__draw *draw, int64_t row) 
     for (int64_t i = 0; i < n; i++) {
         if (!(weights[i] >= 0) || !mpt__f64_is_finite(weights[i]))
             return mpt__reject(ctx, ARGUMENT,
-                               "weight %lld of row %lld is %g: expected finite ones, 0 or more", i,
-                               row, weights[i]);
+                "weight %lld of row %lld is %g: expected finite ones, 0 or more", i, row,
+                weights[i]);
         some += weights[i] > 0;
         draw->sums[n + i] = weights[i];
     }
     for (int64_t i = n - 1; i > 0; i--) draw->sums[i] = draw->sums[2 * i] + draw->sums[2 * i + 1];
     if (some < need)
         return mpt__reject(ctx, ARGUMENT,
-                           "row %lld has %lld weights above 0: expected %lld or more", row, some,
-                           need);
+            "row %lld has %lld weights above 0: expected %lld or more", row, some, need);
     return mpt__f64_is_finite(draw->sums[1]) ||
-           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g: expected a finite sum",
-                       row, draw->sums[1]);
+        mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g: expected a finite sum",
+            row, draw->sums[1]);
 }
 
 /* The leaf that lies at a part of the sum. Never one of weight 0: a side that sums up to nothing is
@@ -110,14 +109,13 @@ static bool mpt__draw_rows(mpt_context *ctx, const mpt__tensor *weights, const m
 
 /* Whether weights and count can be those of a draw, else an error; what it comes to. */
 static bool mpt__draw_check(mpt_context *ctx, const mpt__tensor *weights, int64_t count,
-                            mpt__draw *draw, mpt_shape *shape) {
+    mpt__draw *draw, mpt_shape *shape) {
     *shape = weights->shape;
     if (!mpt__dtype_info[weights->dtype].is_float)
         return mpt__reject(ctx, DTYPE, "dtype %D: expected a float dtype", weights->dtype);
     if (shape->rank < 1 || count < 1)
         return mpt__reject(ctx, ARGUMENT,
-                           "%lld draws by weights %S: expected 1 or more, by [.., n]", count,
-                           shape);
+            "%lld draws by weights %S: expected 1 or more, by [.., n]", count, shape);
     draw->n = shape->dim[shape->rank - 1], draw->count = count;
     shape->dim[shape->rank - 1] = 1;
     draw->rows = mpt__shape_numel(shape);
@@ -155,19 +153,19 @@ mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) 
 /* ==== Confusion ==== */
 
 /* Whether outputs are i64 classes as the targets are, or have a float for each class. */
-static bool mpt__confusion_shapes(const mpt__tensor *outputs, const mpt__tensor *targets,
-                                  int classes) {
+static bool mpt__confusion_shapes(
+    const mpt__tensor *outputs, const mpt__tensor *targets, int classes) {
     int rank = targets->shape.rank;
     if (targets->dtype != MPT_I64) return false;
     if (outputs->dtype == MPT_I64) return mpt__same_shape(outputs, targets);
     return mpt__dtype_info[outputs->dtype].is_float && outputs->shape.rank == rank + 1 &&
-           outputs->shape.dim[rank] == classes &&
-           memcmp(outputs->shape.dim, targets->shape.dim, (size_t)rank * sizeof(int64_t)) == 0;
+        outputs->shape.dim[rank] == classes &&
+        memcmp(outputs->shape.dim, targets->shape.dim, (size_t)rank * sizeof(int64_t)) == 0;
 }
 
 /* Adds n pairs of output and target, of which none is counted if one is no class. */
-static mpt_status mpt__confusion_add(mpt_context *ctx, const int64_t *pairs, int64_t n,
-                                     int64_t *counts, int classes) {
+static mpt_status mpt__confusion_add(
+    mpt_context *ctx, const int64_t *pairs, int64_t n, int64_t *counts, int classes) {
     static const char *const whose[] = {"output", "target"};
     const int64_t *side[] = {pairs, pairs + n};
     int64_t ignored = mpt_nll_config_default().ignore_index;
@@ -175,7 +173,7 @@ static mpt_status mpt__confusion_add(mpt_context *ctx, const int64_t *pairs, int
         for (int k = 0; k < 2 && side[1][i] != ignored; k++)
             if (side[k][i] < 0 || side[k][i] >= classes)
                 return mpt__error(ctx, ARGUMENT, "%s %lld is %lld: expected 0 to %d", whose[k], i,
-                                  side[k][i], classes - 1);
+                    side[k][i], classes - 1);
     for (int64_t i = 0; i < n; i++)
         if (side[1][i] != ignored) counts[side[1][i] * classes + side[0][i]]++;
     return MPT_OK;
@@ -188,12 +186,12 @@ mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts
     if (!labels) return mpt__status_of(ctx);
     if (!counts || classes < 1)
         return mpt__error(ctx, ARGUMENT, "%d classes: expected 1 or more, and counts of them",
-                          counts ? classes : 0);
+            counts ? classes : 0);
     if (!mpt__confusion_shapes(guesses, labels, classes))
         return mpt__error(ctx, SHAPE,
-                          "outputs %D %S, targets %D %S: expected i64 targets, and outputs like "
-                          "them or of floats with a last dimension of %d more",
-                          guesses->dtype, &guesses->shape, labels->dtype, &labels->shape, classes);
+            "outputs %D %S, targets %D %S: expected i64 targets, and outputs like "
+            "them or of floats with a last dimension of %d more",
+            guesses->dtype, &guesses->shape, labels->dtype, &labels->shape, classes);
     int64_t n = mpt__tensor_numel(labels);
     mpt_tensor likeliest = mpt__null(ctx);
     if (guesses->dtype != MPT_I64) {
@@ -225,9 +223,9 @@ mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
             is += (double)counts[(int64_t)c * classes + i];
             taken += (double)counts[(int64_t)i * classes + c];
         }
-        double weight = which == MPT_MACRO      ? (double)(is + taken > 0)
-                        : which == MPT_WEIGHTED ? is
-                                                : (double)(which == c);
+        double weight = which == MPT_MACRO ? (double)(is + taken > 0)
+            : which == MPT_WEIGHTED        ? is
+                                           : (double)(which == c);
         samples += is, right += both, weights += weight;
         precision += weight * mpt__share(both, taken);
         recall += weight * mpt__share(both, is);

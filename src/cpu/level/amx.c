@@ -51,8 +51,7 @@
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
 MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes, const char *q,
-                          __mmask16 q_lanes, bool paired, int dtype, int round, int parts,
-                          __m512 *bad) {
+    __mmask16 q_lanes, bool paired, int dtype, int round, int parts, __m512 *bad) {
     if (parts == 1) {
         _mm512_storeu_si512(to, mpt__bf16x2_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
@@ -96,8 +95,7 @@ MPT__FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
 MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
-                                int64_t inner, int64_t count, int64_t n, int dtype, int round,
-                                int parts, __m512 *bad) {
+    int64_t inner, int64_t count, int64_t n, int dtype, int round, int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
@@ -115,13 +113,13 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
     const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
     int64_t i = 0;
     for (; i < 16 && whole; i++, rows += 64, from += step) {
-        mpt__amx_row(rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts,
-                     bad);
+        mpt__amx_row(
+            rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts, bad);
     }
     for (; i < 16 && i < lines; i++, rows += 64, from += step) {
         const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
         mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
-                     round, parts, bad);
+            round, parts, bad);
     }
     for (; i < 16; i++, rows += 64) {
         _mm512_storeu_si512(rows, _mm512_setzero_si512());
@@ -132,8 +130,7 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
 }
 
 MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                              int64_t count, int64_t k, int64_t depth, int dtype, int round,
-                              int parts) {
+    int64_t count, int64_t k, int64_t depth, int dtype, int round, int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
     const int64_t o_step = side->outer, k_step = side->inner;
     const char *from = side->data + (outer * o_step + k * k_step) * bytes;
@@ -142,7 +139,7 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
          depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
         for (int64_t o = 0; o < count; o += 16) {
             mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
-                               o_step, k_step, count - o, depth, dtype, round, parts, &bad);
+                o_step, k_step, count - o, depth, dtype, round, parts, &bad);
         }
     }
     if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
@@ -154,7 +151,7 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
 
 /* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
 MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                 int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
     if (dtype == DTYPE && round == ROUND) { \
@@ -168,7 +165,7 @@ MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side
 }
 
 static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                             int64_t count, int64_t k, int64_t depth, int parts) {
+    int64_t count, int64_t k, int64_t depth, int parts) {
     float gathered[16 * MPT__AMX_K];
     const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
     const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
@@ -184,7 +181,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
             for (int64_t i = 0; i < lines; i++) {
                 MPT__BF16X2_BASE(load)
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
-                 n, side->dtype, 0);
+                    n, side->dtype, 0);
             }
             good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
         }
@@ -252,8 +249,8 @@ enum { MPT__AMX_RATE = 400 };
     if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
 
 /* With parts in an order that takes the fewest loads. */
-static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down, bool across,
-                          int products) {
+static void mpt__amx_sums(
+    int64_t depth, const char *a, const char *b, bool down, bool across, int products) {
     const int64_t step = 2 * MPT__AMX_TILE * (products > 1 ? 2 : 1);
     for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
         if (products > 1) { MPT__AMX_LOAD_A(1) }
@@ -333,14 +330,14 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
     const bool dots = g->a.inner == 1 && g->b.inner == 1;
     if (down >= 4 && across >= 4 && deep >= 2) return true;
     return 900 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
-           200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
+        200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
-static const mpt__gemm_level mpt__amx_other_gemm_level = {
-    14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
-    MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,
-    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__bf16x2_finish, NULL, NULL, false, true, 8};
+static const mpt__gemm_level mpt__amx_other_gemm_level = {14, 32, 8, 4, 1, 384, 336, 32,
+    mpt__avx512_gemm_tile, mpt__avx512_gemm_direct, MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8,
+    mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot, mpt__avx512_gemm_pack, mpt__avx512_gemm_load,
+    mpt__bf16x2_finish, NULL, NULL, false, true, 8};
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -353,9 +350,9 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 #else
     if (exact || !mpt__amx_pays(g, split)) return &mpt__amx_other_gemm_level;
 #endif
-    return fast    ? &mpt__amx_fast_gemm_level
-           : split ? &mpt__amx_split_gemm_level
-                   : &mpt__amx_gemm_level;
+    return fast ? &mpt__amx_fast_gemm_level
+        : split ? &mpt__amx_split_gemm_level
+                : &mpt__amx_gemm_level;
 }
 
 #define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level, NULL

@@ -241,8 +241,8 @@ MPT__OP v_f v_gemm_quads(const char *p, int64_t row, int64_t lines) {
     if (lines <= 4) return v;
     return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
 }
-MPT__OP void v_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype, v_f *low,
-                         v_f *high) {
+MPT__OP void v_gemm_octs(
+    const char *p, int64_t row, int64_t lines, int dtype, v_f *low, v_f *high) {
     __m128i a = _mm_setzero_si128(), b = a;
     if (lines > 0) a = _mm_loadu_si128((const __m128i *)(const void *)p);
     if (lines > 4) b = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * row));
@@ -255,8 +255,8 @@ MPT__OP void v_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype, v
     *low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), both));
     *high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), both));
 }
-MPT__OP void v_store_sums(float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
-                          v_f s7) {
+MPT__OP void v_store_sums(
+    float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6, v_f s7) {
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
@@ -282,7 +282,7 @@ MPT__OP __m128i mpt__v8_halves_row(const char *from, int round) {
 }
 MPT__OP v_halves v_load_halves(const char *from, int64_t step, int round) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__v8_halves_row(from, round)),
-                                   mpt__v8_halves_row(from + 8 * step, round), 1);
+        mpt__v8_halves_row(from + 8 * step, round), 1);
 }
 MPT__OP void v_store_halves(uint16_t *to, v_halves x) {
     _mm256_storeu_si256((__m256i *)(void *)to, x);
@@ -293,8 +293,8 @@ MPT__OP v_halves v_halves_high(v_halves a, v_halves b) { return _mm256_unpackhi_
 
 /* ==== Kernels of its own ==== */
 
-MPT__FN void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
-                            int16_t infinity) {
+MPT__FN void mpt__avx2_gate(
+    int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity) {
     const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -308,8 +308,8 @@ MPT__FN void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, in
 
 /* ==== The level ==== */
 
-static bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
-                             float c);
+static bool mpt__avx2_stream(
+    int function, float *out, const float *x, const float *y, int64_t n, float c);
 #define MPT__LEVEL(name) mpt__avx2_##name
 #define MPT__WIDTH 8
 #define MPT__BELOW(name) mpt__ref_##name
@@ -340,8 +340,8 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__STREAM_ONE(id) MPT__STREAM_CASE(id, mpt__avx2_value_##id(a, c, 0))
 #define MPT__STREAM_TWO(id) \
     MPT__STREAM_CASE(id, mpt__avx2_value_##id(a, mpt__v8_load_as(y, n, MPT_F32), c, 0))
-MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
-                                float c) {
+MPT__AVX2 bool mpt__avx2_stream(
+    int function, float *out, const float *x, const float *y, int64_t n, float c) {
     switch (function) {
         MPT__STREAM_ONE(RELU)
         MPT__STREAM_ONE(ADD_SCALAR)

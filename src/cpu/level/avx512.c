@@ -53,7 +53,7 @@ MPT__OP __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
 }
 MPT__OP __m256i mpt__avx512_round_bf16(__m512i bits) {
     const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
-                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+        0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
     bits = mpt__avx512_round_high(bits, true);
     return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
 }
@@ -158,7 +158,7 @@ MPT__OP __m256 mpt__v16_fold(v_f v) {
 MPT__OP float v_total(v_f v) { return mpt__v8_total(mpt__v16_fold(v)); }
 MPT__OP __m256 mpt__v16_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6, v_f s7) {
     return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
-                        mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
+        mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
 }
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
@@ -249,16 +249,16 @@ MPT__OP v_f v_gemm_quads(const char *p, int64_t row, int64_t lines) {
     if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
     return v;
 }
-MPT__OP void v_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype, v_f *low,
-                         v_f *high) {
+MPT__OP void v_gemm_octs(
+    const char *p, int64_t row, int64_t lines, int dtype, v_f *low, v_f *high) {
     mpt__v8_f v[4];
     mpt__v8_gemm_octs(p, row, lines, dtype, &v[0], &v[1]);
     mpt__v8_gemm_octs(p + 8 * row, row, lines - 8, dtype, &v[2], &v[3]);
     *low = _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[2], 1);
     *high = _mm512_insertf32x8(_mm512_castps256_ps512(v[1]), v[3], 1);
 }
-MPT__OP void v_store_sums(float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
-                          v_f s7) {
+MPT__OP void v_store_sums(
+    float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6, v_f s7) {
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
 MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
@@ -269,8 +269,8 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 /* ==== Kernels of its own ==== */
 
 /* Two registers of the table per look-up, the higher bits of the index select among the results. */
-MPT__FN void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_t n,
-                                    const uint16_t table[256]) {
+MPT__FN void mpt__avx512_u8_to_half(
+    const uint8_t *from, uint16_t *to, size_t n, const uint16_t table[256]) {
     __m512i part[8];
     memcpy(part, table, sizeof part);
     for (size_t i = 0; i < n; i += 32) {

@@ -16,7 +16,7 @@
 
 #if defined(MPT__HAS_AVX512) && \
     (defined(MPTRAIN_EMULATE_AMX) || (defined(__clang__) && __clang_major__ >= 9) || \
-     (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10))
+        (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10))
 #define MPT__HAS_BF16X2 1
 #endif
 
@@ -61,14 +61,14 @@ MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                                     int64_t j, int64_t rows, int64_t columns) {
-    mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as,
-                               mpt__bf16x2_store_both);
+    int64_t j, int64_t rows, int64_t columns) {
+    mpt__avx512_gemm_finish_as(
+        g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as, mpt__bf16x2_store_both);
 }
 static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                               int64_t j, int64_t rows, int64_t columns) {
-    (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
-                                                                                 rows, columns);
+    int64_t j, int64_t rows, int64_t columns) {
+    (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(
+        g, sum, ld, i, j, rows, columns);
 }
 
 MPT__OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
@@ -82,8 +82,8 @@ MPT__OP v_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
 
 /* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
    turns (paired). */
-MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q, __mmask16 q_lanes,
-                                bool paired, int dtype) {
+MPT__OP __m512i mpt__bf16x2_row(
+    const char *p, __mmask16 p_lanes, const char *q, __mmask16 q_lanes, bool paired, int dtype) {
     __m512i row;
     if (dtype == MPT_BF16) {
         row = _mm512_castsi256_si512(mpt__bf16x2_words(p, p_lanes));
@@ -101,22 +101,22 @@ MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
 /* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
    width is overwritten by the next pair. */
 MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from, int64_t step,
-                                    int64_t count, int64_t depth, int dtype) {
+    int64_t count, int64_t depth, int dtype) {
     const __mmask16 lanes[2] = {v_first(count), v_first(count - 16)};
     const int64_t apart = dtype == MPT_F32 ? 64 : 32;
     for (; depth > 0; depth -= 2, to += width, from += 2 * step) {
         const char *p = from, *q = depth > 1 ? from + step : from;
         for (int64_t r = 0; r < width; r += 16, p += apart, q += apart) {
             const __mmask16 here = lanes[r / 16];
-            _mm512_storeu_si512(to + r,
-                                mpt__bf16x2_row(p, here, q, depth > 1 ? here : 0, true, dtype));
+            _mm512_storeu_si512(
+                to + r, mpt__bf16x2_row(p, here, q, depth > 1 ? here : 0, true, dtype));
         }
     }
 }
 
 /* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
 MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
-                                    const mpt__gemm_side *side, int64_t count, int64_t depth) {
+    const mpt__gemm_side *side, int64_t count, int64_t depth) {
     MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
     float gathered[MPT__BF16X2_K];
     const mpt__gemm_side square = {(const char *)staged, MPT_F32, 0, MPT__BF16X2_K / 2, 1};
@@ -133,8 +133,8 @@ MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *fro
                 const uint32_t lanes = n - x >= 32 ? 0xffffffffu : (1u << (n - x)) - 1;
                 const v_f p = _mm512_maskz_loadu_ps((__mmask16)lanes, line);
                 const v_f q = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), line + 64);
-                _mm512_storeu_si512(staged + (i * MPT__BF16X2_K + x) / 2,
-                                    (__m512i)_mm512_cvtne2ps_pbh(q, p));
+                _mm512_storeu_si512(
+                    staged + (i * MPT__BF16X2_K + x) / 2, (__m512i)_mm512_cvtne2ps_pbh(q, p));
             }
         }
         mpt__avx512_pack_inner((float *)(void *)to, (int)width, &square, 0, count, 0, (n + 1) / 2);
@@ -143,7 +143,7 @@ MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *fro
 }
 
 MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                              int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -164,8 +164,8 @@ MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, i
 }
 
 MPT__OP v_f v_dot2(v_f sum, v_f a, v_f b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a),
-                            (__m512bh)_mm512_castps_si512(b));
+    return _mm512_dpbf16_ps(
+        sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
 /* An integer is broadcast beside the ports that products need, a float is not. */
 MPT__OP v_f v_word(const float *p) {
@@ -177,12 +177,12 @@ MPT__OP void v_store_pair(uint16_t *to, v_f x, v_f y) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
 /* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
-MPT__FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
-                                           int64_t count) {
+MPT__FN MPT__UNUSED void mpt__bf16x2_apart(
+    uint32_t *to, const uint16_t *from, int64_t apart, int64_t count) {
     for (int64_t i = 0; i < count; i += 16, from += 16)
         _mm512_storeu_si512(to + i,
-                            mpt__bf16x2_row((const char *)from, 0xffff,
-                                            (const char *)(from + apart), 0xffff, true, MPT_BF16));
+            mpt__bf16x2_row(
+                (const char *)from, 0xffff, (const char *)(from + apart), 0xffff, true, MPT_BF16));
 }
 
 #endif

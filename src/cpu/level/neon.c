@@ -140,8 +140,8 @@ MPT__OP float v_total(v_f v) {
     float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
     return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
 }
-MPT__OP void v_store_sums(float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
-                          v_f s7) {
+MPT__OP void v_store_sums(
+    float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6, v_f s7) {
     vst1q_f32(to, vpaddq_f32(vpaddq_f32(s0, s1), vpaddq_f32(s2, s3)));
     vst1q_f32(to + 4, vpaddq_f32(vpaddq_f32(s4, s5), vpaddq_f32(s6, s7)));
 }
@@ -177,8 +177,8 @@ MPT__OP v_f v_gemm_quads(const char *p, int64_t row, int64_t lines) {
     (void)row;
     return lines > 0 ? v_load_full(p, MPT_F32) : v_zero();
 }
-MPT__OP void v_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype, v_f *low,
-                         v_f *high) {
+MPT__OP void v_gemm_octs(
+    const char *p, int64_t row, int64_t lines, int dtype, v_f *low, v_f *high) {
     (void)row;
     *low = lines > 0 ? v_load_full(p, dtype) : v_zero();
     *high = lines > 0 ? v_load_full(p + 8, dtype) : v_zero();
@@ -196,8 +196,8 @@ MPT__OP v_halves v_load_halves(const char *from, int64_t step, int round) {
     const float *x = (const float *)(const void *)from;
     (void)step;
     if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
-    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
-                        mpt__v4_to_half(vld1q_f32(x + 4), round));
+    return vcombine_u16(
+        mpt__v4_to_half(vld1q_f32(x), round), mpt__v4_to_half(vld1q_f32(x + 4), round));
 }
 MPT__OP void v_store_halves(uint16_t *to, v_halves x) { vst1q_u16(to, x); }
 MPT__OP v_halves v_halves_low(v_halves a, v_halves b) { return vzip1q_u16(a, b); }

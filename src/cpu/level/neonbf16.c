@@ -48,8 +48,8 @@ MPT__OP uint16x4_t mpt__bf16x4_load(const char *p, int64_t n, int dtype) {
     return half;
 }
 
-MPT__OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
-                              int dtype) {
+MPT__OP void mpt__bf16x4_line(
+    uint16_t *to, int64_t width, const char *from, int64_t depth, int dtype) {
     const int64_t step = dtype == MPT_F32 ? 16 : 8;
     for (; depth >= 4; depth -= 4, to += 4 * width, from += step)
         vst1_u16(to, mpt__bf16x4_load(from, 4, dtype));
@@ -58,7 +58,7 @@ MPT__OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int
 
 /* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
 MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
-                                    const char *from, int64_t count, int64_t depth) {
+    const char *from, int64_t count, int64_t depth) {
     float gathered[MPT__BF16X4_K];
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
     for (; count > 0; count--, to += 4, from += side->outer * bytes) {
@@ -69,8 +69,8 @@ MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm
         } else {
             for (int64_t k = 0; k < depth; k += MPT__BF16X4_K) {
                 const int64_t n = mpt__smaller_of(depth - k, MPT__BF16X4_K);
-                mpt__neon_gemm_load(gathered, from + k * side->inner * bytes, side->inner, n,
-                                    side->dtype, 0);
+                mpt__neon_gemm_load(
+                    gathered, from + k * side->inner * bytes, side->inner, n, side->dtype, 0);
                 mpt__bf16x4_line(to + k * width, width, (const char *)gathered, n, MPT_F32);
             }
         }
@@ -79,7 +79,7 @@ MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. */
 MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from, int64_t step,
-                                    int64_t count, int64_t depth, int dtype) {
+    int64_t count, int64_t depth, int dtype) {
     const int64_t apart = dtype == MPT_F32 ? 16 : 8;
     for (; depth > 0; depth -= 4, from += 4 * step) {
         for (int64_t r = 0; r < width; r += 4, to += 16) {
@@ -103,7 +103,7 @@ MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *fro
 }
 
 MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                              int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -150,8 +150,8 @@ MPT__OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, v_f left, v_f ri
 }
 
 /* A whole tile of 2 `pairs` rows. */
-MPT__OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to, int64_t ld,
-                            bool add, int pairs) {
+MPT__OP void mpt__bf16x4_of(
+    int64_t depth, const char *a, const char *b, float *to, int64_t ld, bool add, int pairs) {
     const uint16_t *of = (const uint16_t *)(const void *)a;
     const uint16_t *from = (const uint16_t *)(const void *)b;
     MPT__BF16X4_ROWS_6(MPT__BF16X4_ZERO)

@@ -20,23 +20,20 @@
 #define MPT__SIGN_BIT (-0x7fffffff - 1)
 
 /* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
-static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
-                                               0.00836868584f, 0.00138201355f};
+static const float mpt__exp_coefficients[5] = {
+    0.49999994f, 0.166665211f, 0.0416682735f, 0.00836868584f, 0.00138201355f};
 /* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
-static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
-                                               -0.166679904f, 0.142203629f,  -0.124062076f,
-                                               0.118834704f,  -0.116701923f, 0.0674955621f};
+static const float mpt__log_coefficients[9] = {0.333333135f, -0.250000089f, 0.200020716f,
+    -0.166679904f, 0.142203629f, -0.124062076f, 0.118834704f, -0.116701923f, 0.0674955621f};
 /* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
-static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
-                                                0.021706894f,  -0.00819001347f, 0.00215268368f};
+static const float mpt__tanh_coefficients[6] = {
+    -0.333333313f, 0.133332208f, -0.0539481789f, 0.021706894f, -0.00819001347f, 0.00215268368f};
 /* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
-static const float mpt__erf_small_coefficients[7] = {
-    0.128379166f,   -0.376126289f,    0.112836242f,   -0.02685556f,
-    0.00519175315f, -0.000803975272f, 7.94310035e-05f};
+static const float mpt__erf_small_coefficients[7] = {0.128379166f, -0.376126289f, 0.112836242f,
+    -0.02685556f, 0.00519175315f, -0.000803975272f, 7.94310035e-05f};
 /* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
-static const float mpt__erf_large_coefficients[7] = {
-    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
-    0.0223151781f,    -0.00306548341f, 0.000198219554f};
+static const float mpt__erf_large_coefficients[7] = {-0.000166439087f, -1.12779725f, -0.636976123f,
+    -0.104113616f, 0.0223151781f, -0.00306548341f, 0.000198219554f};
 
 /* ==== Vocabulary ==== */
 

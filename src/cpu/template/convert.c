@@ -44,7 +44,7 @@ MPT__FN void MPT__LEVEL(f32_to_bf16)(const float *from, uint16_t *to, size_t n) 
 #define MPT__FINITE_OF(p) v_iadd(v_iand(v_words(p), mask), carry)
 #define MPT__FINITE_FOUR(p, run) \
     v_ior(v_ior(MPT__FINITE_OF(p), MPT__FINITE_OF(p + run)), \
-          v_ior(MPT__FINITE_OF(p + 2 * run), MPT__FINITE_OF(p + 3 * run)))
+        v_ior(MPT__FINITE_OF(p + 2 * run), MPT__FINITE_OF(p + 3 * run)))
 MPT__FN bool MPT__LEVEL(finite)(const void *values, size_t bytes, int32_t exponent, int32_t one) {
     const v_i mask = v_iset(exponent), carry = v_iset(one);
     const size_t step = 4 * MPT__WIDTH;
@@ -69,9 +69,8 @@ static bool MPT__LEVEL(finite_bf16)(const uint16_t *values, size_t n) {
     return MPT__LEVEL(finite)(values, 2 * n, 0x7f807f80, 0x00800080);
 }
 
-static const mpt__convert_table MPT__LEVEL(convert) = {
-    MPT__LEVEL(f16_to_f32),  MPT__LEVEL(bf16_to_f32), MPT__LEVEL(f32_to_f16),
-    MPT__LEVEL(f32_to_bf16), MPT__LEVEL(finite_f32),  MPT__LEVEL(finite_f16),
-    MPT__LEVEL(finite_bf16), MPT__U8_TO_HALF};
+static const mpt__convert_table MPT__LEVEL(convert) = {MPT__LEVEL(f16_to_f32),
+    MPT__LEVEL(bf16_to_f32), MPT__LEVEL(f32_to_f16), MPT__LEVEL(f32_to_bf16),
+    MPT__LEVEL(finite_f32), MPT__LEVEL(finite_f16), MPT__LEVEL(finite_bf16), MPT__U8_TO_HALF};
 
 #endif

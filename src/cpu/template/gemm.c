@@ -15,8 +15,8 @@
 /* ==== Edges, activations ==== */
 
 /* c[rows, columns] = or (add) += a tile that was summed beside it. */
-MPT__FN MPT__NOINLINE void v_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,
-                                      int rows, int columns, bool add) {
+MPT__FN MPT__NOINLINE void v_put_tile(
+    const float *from, int64_t ld, float *c, int64_t ldc, int rows, int columns, bool add) {
     for (; rows > 0; rows--, from += ld, c += ldc) {
         for (int j = 0; j < columns; j += MPT__WIDTH) {
             v_f v = v_load(from + j);
@@ -98,7 +98,7 @@ MPT__TILE_OF(tile_most, MPT__TILE_ROWS)
     (columns > MPT__WIDTH ? MPT__LEVEL(name##_wide) : MPT__LEVEL(name##_narrow))
 static void MPT__LEVEL(gemm_tile)(MPT__TILE_TAKES) {
     mpt__gemm_tile *tile = rows > MPT__TILE_MIDDLE ? MPT__BY_WIDTH(tile_most)
-                           : rows > MPT__TILE_FEW  ? MPT__BY_WIDTH(tile_middle)
+        : rows > MPT__TILE_FEW                     ? MPT__BY_WIDTH(tile_middle)
                                                    : MPT__BY_WIDTH(tile_few);
     tile(MPT__TILE_GIVES);
 }
@@ -143,7 +143,7 @@ MPT__CHAIN_OF(chain_middle, MPT__TILE_MIDDLE)
 MPT__CHAIN_OF(chain_most, MPT__TILE_ROWS)
 static void MPT__LEVEL(gemm_chain)(MPT__TILE_TAKES) {
     mpt__gemm_tile *tile = rows > MPT__TILE_MIDDLE ? MPT__BY_WIDTH(chain_most)
-                           : rows > MPT__TILE_FEW  ? MPT__BY_WIDTH(chain_middle)
+        : rows > MPT__TILE_FEW                     ? MPT__BY_WIDTH(chain_middle)
                                                    : MPT__BY_WIDTH(chain_few);
     tile(MPT__TILE_GIVES);
 }
@@ -175,9 +175,9 @@ MPT__OP void MPT__LEVEL(direct)(MPT__TILE_TAKES, int height, bool wide, bool hal
         const char *from = b->data;
         const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;
         for (int64_t p = 0; p < depth; p++) {
-            const v_f b0 = wide     ? v_load_full(from, dtype)
-                           : halves ? v_load_as(from, columns, dtype)
-                                    : v_load_first(from, lanes);
+            const v_f b0 = wide ? v_load_full(from, dtype)
+                : halves        ? v_load_as(from, columns, dtype)
+                                : v_load_first(from, lanes);
             const v_f b1 = wide ? v_load_full(from + past * bytes, dtype) : b0;
             MPT__ROWS_8(MPT__DIRECT_STEP)
             a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;
@@ -223,8 +223,8 @@ MPT__OP void MPT__LEVEL(line_end)(float *p, v_f y, int64_t n, bool add) {
     v_store_as(p, add ? v_add(v_load_as(p, n, MPT_F32), y) : y, n, MPT_F32);
 }
 /* step(sum, a, b) adds to a sum what the word at a makes with b. */
-MPT__OP void MPT__LEVEL(gemm_lines_of)(MPT__TILE_TAKES, int height, bool wide,
-                                       v_f step(v_f, const float *, v_f)) {
+MPT__OP void MPT__LEVEL(gemm_lines_of)(
+    MPT__TILE_TAKES, int height, bool wide, v_f step(v_f, const float *, v_f)) {
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;
     MPT__ROWS_8(MPT__TILE_ZERO)
@@ -244,7 +244,7 @@ MPT__OP void MPT__LEVEL(gemm_lines_of)(MPT__TILE_TAKES, int height, bool wide,
 /* ==== Sweeps and dots ==== */
 
 MPT__OP void MPT__LEVEL(sweep)(int lines, const float *a, int64_t a_step, const char *b,
-                               int64_t b_step, float *c, int64_t n, int dtype) {
+    int64_t b_step, float *c, int64_t n, int dtype) {
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0;
     const v_f a0 = v_set(a[0]), a1 = v_set(a[a_two / 2]), a2 = v_set(a[a_two]);
@@ -262,7 +262,7 @@ MPT__OP void MPT__LEVEL(sweep)(int lines, const float *a, int64_t a_step, const 
     }
 }
 MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                                   float *c, int64_t ldc, int rows, int64_t columns, int dtype) {
+    float *c, int64_t ldc, int rows, int64_t columns, int dtype) {
     const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);
     const float *of = mpt__gemm_floats_of(a);
     const char *line = b->data;
@@ -289,8 +289,8 @@ MPT__FN void MPT__LEVEL(gemm_sweep)(MPT__TILE_TAKES) {
 }
 /* Columns past the end repeat the last one, and so does a row. */
 MPT__OP void MPT__LEVEL(gemm_dot_of)(int64_t depth, const mpt__gemm_side *a,
-                                     const mpt__gemm_side *b, float *c, int64_t ldc, int rows,
-                                     int columns, int u_dtype, int w_dtype) {
+    const mpt__gemm_side *b, float *c, int64_t ldc, int rows, int columns, int u_dtype,
+    int w_dtype) {
     const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2;
     const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes;
     const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0);
@@ -323,7 +323,7 @@ MPT__OP void MPT__LEVEL(gemm_dot_of)(int64_t depth, const mpt__gemm_side *a,
 }
 /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */
 MPT__OP void MPT__LEVEL(dots_of)(int64_t depth, const char *p, const mpt__gemm_side *q,
-                                 int64_t count, float *c, int64_t step, int p_dtype, int q_dtype) {
+    int64_t count, float *c, int64_t step, int p_dtype, int q_dtype) {
     const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2;
     const char *line = q->data;
     for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) {
@@ -353,7 +353,7 @@ MPT__OP void MPT__LEVEL(dots_of)(int64_t depth, const char *p, const mpt__gemm_s
     }
 }
 MPT__FN void MPT__LEVEL(dots)(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,
-                              int64_t count, float *c, int64_t step) {
+    int64_t count, float *c, int64_t step) {
     if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {
         MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);
     } else {
@@ -385,7 +385,7 @@ MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
 /* A panel whose outer elements are contiguous. A vector that reaches past the width is overwritten
    by the next k. */
 MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-                                    int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * bytes;
@@ -420,8 +420,8 @@ MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *
             v_store(to + i, v_load_full(from + 2 * i, DTYPE)); \
     }
 
-MPT__FN void MPT__LEVEL(gemm_load)(float *to, const char *from, int64_t step, int64_t n, int dtype,
-                                   int round) {
+MPT__FN void MPT__LEVEL(gemm_load)(
+    float *to, const char *from, int64_t step, int64_t n, int dtype, int round) {
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     int64_t i = 0;
     MPT__LOAD_WHOLE(MPT_BF16)
@@ -448,24 +448,24 @@ MPT__FN void MPT__LEVEL(gemm_load)(float *to, const char *from, int64_t step, in
     }
 
 /* Four lines of k of MPT__WIDTH outer elements, of which the first `left` count, transposed. */
-MPT__OP void MPT__LEVEL(put_quads)(float *to, int width, v_f v0, v_f v1, v_f v2, v_f v3,
-                                   int64_t left) {
+MPT__OP void MPT__LEVEL(put_quads)(
+    float *to, int width, v_f v0, v_f v1, v_f v2, v_f v3, int64_t left) {
     v_transpose4(&v0, &v1, &v2, &v3);
     v_store(to, v0);
     if (left > 1) v_store(to + width, v1);
     if (left > 2) v_store(to + 2 * width, v2);
     if (left > 3) v_store(to + 3 * width, v3);
 }
-MPT__OP void MPT__LEVEL(pack_quads)(float *to, int width, const char *p, int64_t row, int64_t lines,
-                                    int round, int64_t left) {
+MPT__OP void MPT__LEVEL(pack_quads)(
+    float *to, int width, const char *p, int64_t row, int64_t lines, int round, int64_t left) {
     const v_f v0 = v_round(v_gemm_quads(p, row, lines), round);
     const v_f v1 = v_round(v_gemm_quads(p + row, row, lines - 1), round);
     const v_f v2 = v_round(v_gemm_quads(p + 2 * row, row, lines - 2), round);
     const v_f v3 = v_round(v_gemm_quads(p + 3 * row, row, lines - 3), round);
     MPT__LEVEL(put_quads)(to, width, v0, v1, v2, v3, left);
 }
-MPT__OP void MPT__LEVEL(pack_octs)(float *to, int width, const char *p, int64_t row, int64_t lines,
-                                   int dtype) {
+MPT__OP void MPT__LEVEL(pack_octs)(
+    float *to, int width, const char *p, int64_t row, int64_t lines, int dtype) {
     v_f a0, a1, a2, a3, b0, b1, b2, b3;
     v_gemm_octs(p, row, lines, dtype, &a0, &b0);
     v_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1);
@@ -475,8 +475,7 @@ MPT__OP void MPT__LEVEL(pack_octs)(float *to, int width, const char *p, int64_t 
     MPT__LEVEL(put_quads)(to + 4 * width, width, b0, b1, b2, b3, 4);
 }
 MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const char *p, int64_t row,
-                                                 int64_t lines, int dtype, int round,
-                                                 int64_t left) {
+    int64_t lines, int dtype, int round, int64_t left) {
     if (dtype != MPT_F32) {
         MPT__LEVEL(pack_octs)(to, width, p, row, lines, dtype);
     } else {
@@ -486,7 +485,7 @@ MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const cha
 /* A panel whose k are contiguous, at most MPT__WIDTH or a multiple of it wide; the last k, where
    they are no 4, go by way of the stack. */
 MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-                                    int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
     const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;
     const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
@@ -498,13 +497,13 @@ MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *
         float *at = to, staged[4 * MPT__WIDTH];
         int64_t left = depth;
         MPT__PACK_RUN(floats && lines >= MPT__WIDTH, 4,
-                      MPT__LEVEL(pack_quads)(at, width, p, row, MPT__WIDTH, 0, 4))
+            MPT__LEVEL(pack_quads)(at, width, p, row, MPT__WIDTH, 0, 4))
         MPT__PACK_RUN(floats && lines == MPT__TILE_ROWS, 4,
-                      MPT__LEVEL(pack_quads)(at, width, p, row, MPT__TILE_ROWS, 0, 4))
+            MPT__LEVEL(pack_quads)(at, width, p, row, MPT__TILE_ROWS, 0, 4))
         MPT__PACK_RUN(quick && lines >= MPT__WIDTH, 8,
-                      MPT__LEVEL(pack_octs)(at, width, p, row, MPT__WIDTH, half))
+            MPT__LEVEL(pack_octs)(at, width, p, row, MPT__WIDTH, half))
         MPT__PACK_RUN(quick && lines == MPT__TILE_ROWS, 8,
-                      MPT__LEVEL(pack_octs)(at, width, p, row, MPT__TILE_ROWS, half))
+            MPT__LEVEL(pack_octs)(at, width, p, row, MPT__TILE_ROWS, half))
         for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) {
             n = quick && left >= 8 ? 8 : 4;
             if (n == 8 || (dtype == MPT_F32 && left >= 4)) {
@@ -516,14 +515,14 @@ MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *
             for (int64_t i = 0; i < MPT__WIDTH && i < lines; i++)
                 MPT__LEVEL(gemm_load)(staged + 4 * i, p + i * row, 1, n, dtype, 0);
             n = 4;
-            MPT__LEVEL(pack_some)(at, width, (const char *)staged, 16, MPT__WIDTH, MPT_F32, round,
-                                  left);
+            MPT__LEVEL(pack_some)
+            (at, width, (const char *)staged, 16, MPT__WIDTH, MPT_F32, round, left);
         }
     }
 }
 
 MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side, int64_t outer,
-                                   int64_t count, int64_t k, int64_t depth) {
+    int64_t count, int64_t k, int64_t depth) {
     const int width = b ? 2 * MPT__WIDTH : MPT__TILE_ROWS;
     float *panel = (float *)to;
     if (side->inner == 1 && side->outer != 1) {
@@ -545,9 +544,8 @@ MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side,
 /* Rows that lie one behind the other are one. A bias that rows share is loaded once. store and both
    put one vector, or two of a tile's width, as elements of dtype. */
 MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                                        int64_t j, int64_t rows, int64_t columns, int dtype,
-                                        void store(void *, v_f, int64_t, int),
-                                        void both(void *, v_f, v_f, int)) {
+    int64_t j, int64_t rows, int64_t columns, int dtype, void store(void *, v_f, int64_t, int),
+    void both(void *, v_f, v_f, int)) {
     const int bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;
     const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;
     const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;
@@ -615,25 +613,23 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
 }
 
 MPT__FN void MPT__LEVEL(gemm_finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                                     int64_t j, int64_t rows, int64_t columns) {
-    MPT__LEVEL(gemm_finish_as)(g, sum, ld, i, j, rows, columns, g->c_dtype, v_store_as,
-                               v_store_both);
+    int64_t j, int64_t rows, int64_t columns) {
+    MPT__LEVEL(gemm_finish_as)
+    (g, sum, ld, i, j, rows, columns, g->c_dtype, v_store_as, v_store_both);
 }
 
 /* ==== The level ==== */
 
-static const mpt__gemm_level MPT__LEVEL(gemm_level) = {
-    MPT__TILE_ROWS, 2 * MPT__WIDTH, MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE,
-    MPT__LEVEL(gemm_tile), MPT__LEVEL(gemm_direct), MPT__GEMM_CONV_OF(MPT__LEVEL(gemm_direct)),
-    MPT__DIRECT_ROWS, MPT__LEVEL(gemm_sweep), MPT__LEVEL(gemm_dot), MPT__LEVEL(gemm_pack),
-    MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE,
-    MPT__TILE_MIDDLE};
+static const mpt__gemm_level MPT__LEVEL(gemm_level) = {MPT__TILE_ROWS, 2 * MPT__WIDTH,
+    MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE, MPT__LEVEL(gemm_tile),
+    MPT__LEVEL(gemm_direct), MPT__GEMM_CONV_OF(MPT__LEVEL(gemm_direct)), MPT__DIRECT_ROWS,
+    MPT__LEVEL(gemm_sweep), MPT__LEVEL(gemm_dot), MPT__LEVEL(gemm_pack), MPT__LEVEL(gemm_load),
+    MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE, MPT__TILE_MIDDLE};
 #ifndef MPTRAIN_NO_RESUME
-static const mpt__gemm_level MPT__LEVEL(chain_level) = {
-    MPT__TILE_ROWS, 2 * MPT__WIDTH, MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE,
-    MPT__LEVEL(gemm_chain), NULL, NULL, 0, NULL, NULL, MPT__LEVEL(gemm_pack),
-    MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE,
-    MPT__TILE_MIDDLE};
+static const mpt__gemm_level MPT__LEVEL(chain_level) = {MPT__TILE_ROWS, 2 * MPT__WIDTH,
+    MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE, MPT__LEVEL(gemm_chain), NULL, NULL, 0,
+    NULL, NULL, MPT__LEVEL(gemm_pack), MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL,
+    false, MPT__IN_PLACE, MPT__TILE_MIDDLE};
 #endif
 
 #endif

@@ -73,8 +73,8 @@ MPT__FN MPT__INLINE v_f v_log(v_f x) {
     /* Infinity and NaN; then what is not above zero; then the zeros among that. */
     y = v_select(v_igt(bits, v_iset(0x7f7fffff)), v_add(x, x), y);
     y = v_select(v_igt(v_iset(1), bits), v_float(v_iset(0x7fc00000)), y);
-    return v_select(v_igt(v_iset(1), v_iand(bits, v_iset(0x7fffffff))),
-                    v_float(v_iset(-0x00800000)), y);
+    return v_select(
+        v_igt(v_iset(1), v_iand(bits, v_iset(0x7fffffff))), v_float(v_iset(-0x00800000)), y);
 }
 
 MPT__FN MPT__INLINE v_f v_sigmoid(v_f x) {

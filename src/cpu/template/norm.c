@@ -373,7 +373,7 @@ MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
    to do without. */
 #define MPT__BY_TWO(b) \
     ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
-     !(b)->beyond_cache)
+        !(b)->beyond_cache)
 #define MPT__TWO_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
 #define MPT__TWO_LOAD(part, a) \
     MPT__PREFETCH_FAR(MPT__TWO_PLACE(part) + 2048); \

@@ -30,8 +30,8 @@ MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_i 
     return value;
 }
 /* The gradients dx of the elements of windows, of dy and of the places of their maxima. */
-MPT__OP void MPT__LEVEL(window_slopes)(const mpt__windows *p, v_f dy, v_f index, v_i at,
-                                       v_f dx[4]) {
+MPT__OP void MPT__LEVEL(window_slopes)(
+    const mpt__windows *p, v_f dy, v_f index, v_i at, v_f dx[4]) {
     const float place[4] = {0, 1, (float)p->width, (float)(p->width + 1)};
     dy = v_add(v_zero(), p->most ? dy : v_mul(dy, v_set(0.25f)));
     const v_f apart = v_convert(v_isub(v_bits(index), at)); /* exact where it counts */
@@ -66,8 +66,8 @@ MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int
             MPT__LEVEL(window_put)(p, below, v[2], 2 * n, dtype);
             if (2 * n > MPT__WIDTH) {
                 MPT__LEVEL(window_put)(p, x + MPT__WIDTH * bytes, v[1], 2 * n - MPT__WIDTH, dtype);
-                MPT__LEVEL(window_put)(p, below + MPT__WIDTH * bytes, v[3], 2 * n - MPT__WIDTH,
-                                       dtype);
+                MPT__LEVEL(window_put)
+                (p, below + MPT__WIDTH * bytes, v[3], 2 * n - MPT__WIDTH, dtype);
             }
         } else {
             v[0] = v_load_as(x, 2 * n, dtype), v[2] = v_load_as(below, 2 * n, dtype);
@@ -90,8 +90,8 @@ MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int
 
 /* ==== Windows of all channels, which are neighbours ==== */
 
-MPT__OP void MPT__LEVEL(window_channels)(const mpt__windows *p, int64_t line, int64_t i,
-                                         int dtype) {
+MPT__OP void MPT__LEVEL(window_channels)(
+    const mpt__windows *p, int64_t line, int64_t i, int dtype) {
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2, right = p->x_pixel * bytes;
     char *x = p->x + 2 * (line * p->x_line + i * p->x_pixel) * bytes;
     char *y = p->y + (line * p->y_line + i * p->y_pixel) * bytes, *below = x + p->x_line * bytes;

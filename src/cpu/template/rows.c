@@ -10,8 +10,8 @@
 /* ==== Functions of one and of two ==== */
 
 /* out[i] = value(a, b, c, d) of a, from x, and b, from y. */
-MPT__OP void MPT__LEVEL(each)(float *out, const float *x, int64_t n, float c, float d,
-                              v_f value(v_f, float, float)) {
+MPT__OP void MPT__LEVEL(each)(
+    float *out, const float *x, int64_t n, float c, float d, v_f value(v_f, float, float)) {
     int64_t i = 0;
     for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) v_store(out + i, value(v_load(x + i), c, d));
     if (i < n) {
@@ -20,7 +20,7 @@ MPT__OP void MPT__LEVEL(each)(float *out, const float *x, int64_t n, float c, fl
     }
 }
 MPT__OP void MPT__LEVEL(each_two)(float *out, const float *x, const float *y, int64_t n, float c,
-                                  float d, v_f value(v_f, v_f, float, float)) {
+    float d, v_f value(v_f, v_f, float, float)) {
     int64_t i = 0;
     for (; i + MPT__WIDTH <= n; i += MPT__WIDTH)
         v_store(out + i, value(v_load(x + i), v_load(y + i), c, d));

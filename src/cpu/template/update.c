@@ -18,10 +18,8 @@ MPT__OP v_rates MPT__LEVEL(rates)(const mpt__pace *pace) {
 /* By `update`, a function of waist/updates.inl. `whole`: n is a multiple of the width; `first`,
    `second`, `third`: which moments there are; `simple`: no decay is decoupled. */
 MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                mpt__real *const *m, void *half, int64_t n, bool whole, bool first,
-                                bool second, bool third, bool simple,
-                                v_f update(const mpt__law *, const v_rates *, v_f, v_f, v_f *,
-                                           v_f *, v_f *)) {
+    mpt__real *const *m, void *half, int64_t n, bool whole, bool first, bool second, bool third,
+    bool simple, v_f update(const mpt__law *, const v_rates *, v_f, v_f, v_f *, v_f *, v_f *)) {
     const int dtype = w->param.dtype;
     mpt__law law = w->law;
     const v_rates r = MPT__LEVEL(rates)(&w->pace);
@@ -64,14 +62,14 @@ MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, cons
 
 /* The rest of a block, from `at` on, which is less than a vector. */
 MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                     mpt__real *const *m, void *half, int64_t at, int64_t n) {
+    mpt__real *const *m, void *half, int64_t at, int64_t n) {
     mpt__real *rest[3];
     for (int k = 0; k < 3; k++) rest[k] = m[k] != NULL ? m[k] + at : NULL;
     if (half != NULL) half = (uint16_t *)half + at;
     if (at < n) MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
 }
 MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                             mpt__real *const *m, void *half, int64_t n) {
+    mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
     void *along = MPT__WIDTH > 1 ? half : NULL;
     if (m[0] != NULL)
@@ -82,26 +80,26 @@ MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__
     if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 #if MPT__WIDTH == 16
-MPT__OP v_f MPT__LEVEL(plain_rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a,
-                                      v_f *b, v_f *c) {
+MPT__OP v_f MPT__LEVEL(plain_rmsprop)(
+    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
     g = v_decayed(law, r, &p, g);
     return MPT__V(rmsprop)(law, r, p, g, a, b, c);
 }
 /* Plain RMSprop waits for roots and quotients, and some CPUs do 16 in the time of 8; the others are
    too seldom for more code. */
 MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                 mpt__real *const *m, void *half, int64_t n) {
+    mpt__real *const *m, void *half, int64_t n) {
     const bool plain = w->law.function == MPT__FN_RMSPROP && m[1] == NULL && m[2] == NULL;
     const int64_t at = plain ? n - n % MPT__WIDTH : 0;
-    MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, false,
-                       MPT__LEVEL(plain_rmsprop));
+    MPT__LEVEL(update)
+    (w, p, g, m, half, at, true, true, false, false, false, MPT__LEVEL(plain_rmsprop));
     MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
 }
 #endif
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
 MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                              mpt__real *const *m, void *half, int64_t n) {
+    mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
     const bool apart = MPT__WIDTH == 1 || (MPT__WIDTH == 8 && w->param.dtype == MPT_BF16);
     void *along = apart ? NULL : half;
