@@ -18118,11 +18118,15 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
     const double steepness = (double)level * launch->imm[0];
     const int64_t cells = (int64_t)((double)launch->index[0] * mpt__exp(steepness) + 1e-6);
     const int64_t f = w->table->shape[2], *step = w->table->stride, *row_step = w->row->stride;
-    mpt__real *sums = (mpt__real *)w->tables.data + level * step[0]; /* backward */
+    const int64_t bytes = mpt__dtype_info[w->tables.dtype].bytes;
+    char *sums = (char *)w->tables.data + level * step[0] * bytes; /* backward */
+    const bool direct = mpt__cpu_is_real(w->tables.dtype); /* not fp32 where reals are doubles */
+    mpt__cpu_view table = w->tables;
     mpt__real weight[MPT__GRID_CORNERS], block[MPT__GRID_FEATURES], sum[MPT__GRID_FEATURES];
     int64_t entry[MPT__GRID_CORNERS];
     (void)thread;
-    if (back && !w->tables.accumulate) memset(sums, 0, (size_t)step[0] * sizeof *sums);
+    if (back && !table.accumulate) memset(sums, 0, (size_t)(step[0] * bytes));
+    table.accumulate = back;
     for (int64_t n = 0; n < w->place->shape[0]; n++) {
         const int64_t at = n * row_step[0] + level * f * row_step[1];
         const int corners = mpt__grid_corners(w, cells, n, entry, weight);
@@ -18130,9 +18134,11 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
         memset(sum, 0, sizeof sum);
         for (int c = 0; c < corners; c++) {
             const int64_t from = level * step[0] + entry[c] * step[1];
-            mpt__real *to = back ? sums + entry[c] * step[1] : sum;
-            if (!back) x = mpt__cpu_in(&w->tables, from, step[2], block, f);
+            mpt__real *to = back && direct ? (mpt__real *)table.data + from : sum;
+            if (!back) x = mpt__cpu_in(&table, from, step[2], block, f);
+            if (!direct && back) memset(sum, 0, sizeof sum);
             for (int64_t k = 0; k < f; k++) to[k] += weight[c] * x[k];
+            if (!direct && back) mpt__cpu_put_block(&table, from, 1, sum, f);
         }
         if (!back) mpt__cpu_put(&w->rows, at, row_step[1], sum, f);
     }
