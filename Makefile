@@ -3,6 +3,7 @@
 #   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
 #   make examples      the other examples, in build/
 #   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
+#   make web           build/web/digits.html: a net that trains in a browser, as one file to hand out
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h from src/
@@ -152,7 +153,7 @@ house: $(BUILD)/house
 	@$< src/mptrain.h
 
 lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
-	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
+	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \
@@ -261,7 +262,7 @@ clean:
 
 # A change of compiler or flags rebuilds.
 $(BUILD)/flags: FORCE
-	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench $(BUILD)/torture
+	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench $(BUILD)/torture $(BUILD)/web
 	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' | \
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' > $@
@@ -320,6 +321,19 @@ $(BUILD)/tests/cudasim/kernel.o: tests/cudasim/kernel.cu $(BUILD)/flags
 	@echo "  NVCC  $@"
 	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
 
+# A page that trains a net, in one file, and a program that has the same bits.
+EMCC ?= emcc
+web: $(BUILD)/web/web$(EXE)
+	@command -v $(EMCC) >/dev/null 2>&1 || { echo "make web: there is no $(EMCC) on the path;" \
+	    "install emscripten, or name it: EMCC=folder/emcc"; exit 2; }
+	@echo "  EMCC  $(BUILD)/web/digits.html"
+	$(Q)NODE_PATH="$${NODE_PATH:-/usr/share/nodejs}" $(EMCC) -std=gnu11 -O2 -msimd128 $(INCLUDES) \
+	    -DMPTRAIN_NO_THREADS -DMPTRAIN_IMPLEMENTATION -include $(HEADER) -sSINGLE_FILE=1 \
+	    -sMINIFY_HTML=0 -sALLOW_MEMORY_GROWTH=1 -sEXPORTED_RUNTIME_METHODS=UTF8ToString,HEAPF32 \
+	    --shell-file examples/web/page.html examples/web/web.c -o $(BUILD)/web/digits.html
+	@echo "$(BUILD)/web/digits.html trains a net in any browser, without a server"
+$(eval $(call program_rules,examples/web/web.c,$(BUILD)/web/web,$$(CFLAGS)))
+
 # What breaks files and processes on purpose, for POSIX systems.
 $(foreach s,$(wildcard tests/torture/torture_*.c),\
     $(eval $(call program_rules,$(s),$(s:tests/torture/%.c=$(BUILD)/torture/%),$$(CFLAGS))))
@@ -335,10 +349,10 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d \
-    $(BUILD)/torture/*.d)
+    $(BUILD)/torture/*.d $(BUILD)/web/*.d)
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
-    check-instructions coverage messages mutate torture torture-long install clean FORCE
+    check-instructions coverage messages mutate torture torture-long web install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

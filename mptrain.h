@@ -214,10 +214,10 @@ program rounds, flushes denormals or traps either (fesetround, -ffast-math, feen
 computes, your functions that it calls among it, has the usual mode, and yours is back when a call
 returns. (MSVC: kernels alone.) Initial weights depend on (seed, number of the tree in its context
 or its label, path such as "0.weight") and are the same everywhere; a creation that failed does not
-count. With isa = MPT_ISA_PORTABLE (or MPTRAIN_ISA=portable) every platform computes the same bits,
-those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense nets lose little by it; convolutions are as
-slow as the reference. The other levels give the same bits for any thread count and every run, but
-differ from one another in the last places.
+count. With isa = MPT_ISA_PORTABLE (or MPTRAIN_ISA=portable) every platform, WebAssembly in a
+browser among them, computes the same bits, those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense
+nets lose little by it; convolutions are as slow as the reference. The other levels give the same
+bits for any thread count and every run, but differ from one another in the last places.
 
 Inference from several threads takes a context for each, with the same net in it, and one copy of
 the weights: mpt_share_module(net of a thread, trained net), before the threads begin. Shared are
