@@ -5,6 +5,7 @@
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
+#undef _FORTIFY_SOURCE /* it takes a jump from one stack to another for a fault */
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>
@@ -23,12 +24,13 @@
 #endif
 #endif
 #if defined(SCHEDULED)
-/* The library's atomics, clock and count of cores: a thread that may not stay awake sleeps at once,
-   so that time decides nothing. */
+/* The library's atomics, clock, count of cores, and what a thread does that waits awake. */
+static void schedule_look(const void *at);
 static void schedule_access(const void *at);
 static int schedule_clock(struct timespec *time);
 static int schedule_cores(void *mask);
-#define __atomic_load_n(at, order) (schedule_access(at), __atomic_load_n(at, order))
+static int schedule_yield(void);
+#define __atomic_load_n(at, order) (schedule_look(at), __atomic_load_n(at, order))
 #define __atomic_store_n(at, value, order) (schedule_access(at), __atomic_store_n(at, value, order))
 #define __atomic_fetch_add(at, value, order) \
     (schedule_access(at), __atomic_fetch_add(at, value, order))
@@ -36,6 +38,8 @@ static int schedule_cores(void *mask);
     (schedule_access(at), __atomic_compare_exchange_n(at, expected, desired, weak, good, bad))
 #define clock_gettime(clock, time) schedule_clock(time)
 #define sched_getaffinity(process, size, mask) schedule_cores(mask)
+#define sched_yield() schedule_yield()
+#define __builtin_ia32_pause() ((void)0)
 #endif
 #define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
 #define MPTRAIN_NO_CONV
@@ -45,6 +49,7 @@ static int schedule_cores(void *mask);
 #include "harness.h"
 
 #if defined(SCHEDULED)
+#include <setjmp.h>
 #include <ucontext.h>
 
 enum { THREADS = 4, STEPS = 4000, OBJECTS = 8, STACK = 512 * 1024 };
@@ -56,7 +61,9 @@ typedef struct object {
 } object;
 
 typedef struct strand {
-    ucontext_t context;
+    ucontext_t context; /* where it starts */
+    jmp_buf place;      /* where it stopped: to jump there takes no system call */
+    bool started;
     int state;
     object *mutex, *condition; /* that it wants or waits for */
     int joins;
@@ -73,8 +80,12 @@ static struct {
     int chosen[STEPS], options[STEPS];
     const char *fault;
     int bound;
-    int lost;  /* planted: the condition whose wakes are lost, -1 = none */
-    bool torn; /* planted: a wait gives up the lock before it sleeps */
+    int lost;   /* planted: the condition whose wakes are lost, -1 = none */
+    bool torn;  /* planted: a wait gives up the lock before it sleeps */
+    bool awake; /* there are cores enough for threads to wait awake, and time goes on */
+    int64_t now;
+    const void *looked; /* what the running thread read last, since when nobody else went on */
+    bool yields;        /* the running one offers its core */
     bool active;
 } plan;
 
@@ -91,14 +102,16 @@ static void give_up(const char *fault) {
     setcontext(&plan.host);
 }
 
-/* Who may go on: the running one first, at the end those that may wake for no reason. */
+/* Who may go on: the running one first, or last if it offers its core; at the end those that may
+   wake for no reason. */
 static int list_options(int list[2 * THREADS]) {
     const bool stays = may_run(&plan.strands[plan.running]);
     int n = 0;
-    if (stays) list[n++] = plan.running;
-    if (stays && plan.preemptions >= plan.bound) return n;
+    if (stays && !plan.yields) list[n++] = plan.running;
+    if (stays && !plan.yields && plan.preemptions >= plan.bound) return n;
     for (int i = 0; i < THREADS; i++)
         if (i != plan.running && may_run(&plan.strands[i])) list[n++] = i;
+    if (plan.yields && (n == 0 || plan.preemptions < plan.bound)) list[n++] = plan.running;
     for (int i = 0; n > 0 && plan.spurious == 0 && i < THREADS; i++)
         if (plan.strands[i].state == WAITS) list[n++] = i;
     return n;
@@ -119,25 +132,46 @@ static void choose(void) {
         plan.strands[next].state = WANTS;
         plan.spurious++;
     }
-    if (next != before && may_run(&plan.strands[before])) plan.preemptions++;
+    if (plan.yields ? next == before : next != before && may_run(&plan.strands[before]))
+        plan.preemptions++;
+    plan.yields = false;
+    plan.looked = NULL;
     if (plan.strands[next].state == WANTS) plan.strands[next].mutex->owner = next;
     plan.strands[next].state = READY;
     plan.running = next;
-    if (next != before) swapcontext(&plan.strands[before].context, &plan.strands[next].context);
+    if (next == before || _setjmp(plan.strands[before].place) != 0) return;
+    if (plan.strands[next].started) _longjmp(plan.strands[next].place, 1);
+    plan.strands[next].started = true;
+    setcontext(&plan.strands[next].context);
 }
 
 static void schedule_access(const void *at) {
     if (plan.active && at != (const void *)&mpt__known_process) choose();
 }
 
+/* Who looks again without having been interrupted sees what it saw. */
+static void schedule_look(const void *at) {
+    if (plan.looked == at) return;
+    schedule_access(at);
+    plan.looked = at;
+}
+
+/* Where threads outnumber cores they sleep at once, and time decides nothing. */
 static int schedule_clock(struct timespec *time) {
     memset(time, 0, sizeof *time);
+    if (plan.awake) time->tv_nsec = (long)(plan.now += 30000);
     return 0;
 }
 
 static int schedule_cores(void *mask) {
-    const uint64_t one = 1;
-    memcpy(mask, &one, sizeof one);
+    const uint64_t cores = plan.awake ? 0xff : 1;
+    memcpy(mask, &cores, sizeof cores);
+    return 0;
+}
+
+static int schedule_yield(void) {
+    plan.yields = true;
+    choose();
     return 0;
 }
 
@@ -160,6 +194,7 @@ static int schedule_create(void *user, void **thread, void (*entry)(void *argume
     if (i == THREADS) return 1;
     strand *s = &plan.strands[i];
     s->entry = entry, s->argument = argument, s->state = READY;
+    s->started = i == 0;
     getcontext(&s->context);
     s->context.uc_stack.ss_sp = stacks[i];
     s->context.uc_stack.ss_size = STACK;
@@ -240,6 +275,7 @@ static void run_once(void (*body)(void *argument), void *argument) {
     void *first;
     memset(plan.strands, 0, sizeof plan.strands);
     plan.made = plan.running = plan.preemptions = plan.spurious = plan.steps = 0;
+    plan.now = 0, plan.looked = NULL, plan.yields = false;
     schedule_create(NULL, &first, body, argument);
     getcontext(&plan.host);
     if (!again) {
@@ -267,7 +303,9 @@ static const char *explore(const char *name, int bound, void (*body)(void *argum
         plan.depth = plan.steps;
         if (plan.depth > 0) plan.chosen[plan.depth - 1]++;
     } while (plan.depth > 0 && !plan.fault && test_failures == failures);
-    if (more) printf("\n  %s: %ld runs, %s", name, runs, plan.fault ? plan.fault : "no fault");
+    if (more)
+        printf("\n  %s%s: %ld runs, %s", name, plan.awake ? ", awake" : "", runs,
+            plan.fault ? plan.fault : "no fault");
     return plan.fault;
 }
 
@@ -310,36 +348,47 @@ static const char *explore_pool(int bound, int threads, int jobs, int chunks) {
 TEST(pool_under_all_schedules) {
     plan.lost = -1;
     CHECK_EQ_STR(explore_pool(3, 2, 1, 2), NULL);
-    CHECK_EQ_STR(explore_pool(2, 2, 2, 2), NULL);
+    CHECK_EQ_STR(explore_pool(3, 2, 2, 2), NULL);
     CHECK_EQ_STR(explore_pool(2, 2, 3, 3), NULL);
     CHECK_EQ_STR(explore_pool(2, 3, 1, 3), NULL);
     CHECK_EQ_STR(explore_pool(1, 3, 2, 2), NULL);
+    CHECK_EQ_STR(explore_pool(1, 3, 3, 3), NULL);
+    plan.awake = true;
+    CHECK_EQ_STR(explore_pool(4, 2, 1, 2), NULL);
+    CHECK_EQ_STR(explore_pool(3, 2, 2, 2), NULL);
+    CHECK_EQ_STR(explore_pool(1, 3, 2, 2), NULL);
+    plan.awake = false;
 }
 
 /* ==== The loader ==== */
 
-enum { SAMPLES = 5, BATCH = 2, BATCHES = 3 };
+enum { MOST_BATCH = 2 };
 
 typedef struct loader_case {
     mpt_context *context;
-    int workers, prefetch;
-    int bad; /* a sample that fails, -1 = none */
+    int workers, prefetch, batch, samples;
+    int bad;    /* a sample that fails, -1 = none */
+    int making; /* samples that workers make just now */
     mpt_dataset dataset;
 } loader_case;
 
 static bool make_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
                         char *error, size_t error_size) {
+    loader_case *c = (loader_case *)user;
     (void)seed, (void)target, (void)error, (void)error_size;
+    c->making++;
     choose();
     *(float *)input = (float)index + 1;
-    return index != ((const loader_case *)user)->bad;
+    c->making--;
+    return index != c->bad;
 }
 
 static void expect_batch(const loader_case *c, mpt_loader loader, int number) {
     mpt_batch batch;
-    float values[BATCH];
-    const int size = number == BATCHES - 1 ? SAMPLES - number * BATCH : BATCH;
-    const bool fails = c->bad >= 0 && c->bad / BATCH == number;
+    float values[MOST_BATCH];
+    const int first = number * c->batch, left = c->samples - first;
+    const int size = left < c->batch ? left : c->batch;
+    const bool fails = c->bad >= 0 && c->bad / c->batch == number;
     if (mpt_loader_next(loader, &batch) == fails) give_up("no batch, or one that should fail");
     if (fails) {
         if (mpt_error_code(c->context) != MPT_ERROR_IO) give_up("the wrong error");
@@ -349,40 +398,45 @@ static void expect_batch(const loader_case *c, mpt_loader loader, int number) {
     if (batch.index != number || batch.size != size) give_up("a batch out of its turn");
     mpt_read_f32(batch.x, values, size);
     for (int i = 0; i < size; i++)
-        if (values[i] != (float)(number * BATCH + i + 1)) give_up("wrong bytes");
+        if (values[i] != (float)(first + i + 1)) give_up("wrong bytes");
 }
 
-/* An epoch to its end, one that is left amid it, a batch of a third, the end amid it. */
+/* An epoch to its end, one that is left amid it, a batch of a third, the end amid it. Two workers
+   leave out the first, as there are too many schedules. */
 static void loader_body(void *argument) {
     loader_case *c = (loader_case *)argument;
     mpt_batch batch;
     mpt_loader_config config = mpt_loader_config_default();
-    config.batch = BATCH, config.workers = c->workers, config.prefetch = c->prefetch;
+    config.batch = c->batch, config.workers = c->workers, config.prefetch = c->prefetch;
+    c->making = 0;
     mpt_loader loader = mpt_loader_create(c->context, c->dataset, &config);
     if (mpt_failed(c->context)) give_up("no loader");
-    for (int i = 0; i < BATCHES; i++) expect_batch(c, loader, i);
-    if (mpt_loader_next(loader, &batch)) give_up("a batch too many");
+    for (int i = 0; c->workers < 2 && i * c->batch < c->samples; i++) expect_batch(c, loader, i);
+    if (c->workers < 2 && mpt_loader_next(loader, &batch)) give_up("a batch too many");
     expect_batch(c, loader, 0);
     mpt_loader_reset(loader);
+    if (c->making > 0) give_up("an epoch has ended that a worker works for");
     expect_batch(c, loader, 0);
     mpt_loader_destroy(loader);
 }
 
 /* What a fault leaves stays reachable: it may have been told amid a call. */
-static const char *explore_loader(int bound, int workers, int prefetch, int bad) {
+static const char *explore_loader(int bound, int workers, int prefetch, int batch,
+    int samples, int bad) {
     static loader_case c;
     char name[64];
     mpt_user_dataset_config data;
     mpt_config where = mpt_config_default();
     where.threads = 1, where.thread = scheduled;
-    c.workers = workers, c.prefetch = prefetch, c.bad = bad;
+    c.workers = workers, c.prefetch = prefetch, c.batch = batch, c.samples = samples;
+    c.bad = bad;
     c.context = mpt_create(&where);
     memset(&data, 0, sizeof data);
-    data.count = SAMPLES, data.dtype = MPT_F32, data.shape = MPT_SCALAR;
+    data.count = samples, data.dtype = MPT_F32, data.shape = MPT_SCALAR;
     data.sample = make_sample, data.user = &c;
     c.dataset = mpt_user_dataset(c.context, &data);
-    snprintf(name, sizeof name, "loader, %d workers, prefetch %d, bad sample %d", workers, prefetch,
-             bad);
+    snprintf(name, sizeof name, "loader, %d workers, prefetch %d, %d of %d samples, bad %d",
+        workers, prefetch, batch, samples, bad);
     const char *fault = explore(name, bound, loader_body, &c);
     if (!fault) mpt_destroy(c.context);
     return fault;
@@ -390,9 +444,10 @@ static const char *explore_loader(int bound, int workers, int prefetch, int bad)
 
 TEST(loader_under_all_schedules) {
     plan.lost = -1;
-    CHECK_EQ_STR(explore_loader(2, 1, 1, -1), NULL);
-    CHECK_EQ_STR(explore_loader(2, 1, 2, 1), NULL);
-    CHECK_EQ_STR(explore_loader(0, 2, 1, -1), NULL);
+    CHECK_EQ_STR(explore_loader(2, 1, 1, 2, 5, -1), NULL);
+    CHECK_EQ_STR(explore_loader(2, 1, 2, 2, 5, 1), NULL);
+    CHECK_EQ_STR(explore_loader(0, 2, 1, 2, 5, -1), NULL);
+    CHECK_EQ_STR(explore_loader(1, 2, 2, 1, 4, -1), NULL);
 }
 
 /* ==== What it must find ==== */
@@ -402,12 +457,16 @@ TEST(planted_faults_are_found) {
     for (int lost = 1; lost <= 2; lost++) {
         plan.lost = lost;
         CHECK_EQ_STR(explore_pool(2, 2, 1, 2), "nobody can go on");
-        CHECK_EQ_STR(explore_loader(1, 1, 1, -1), "nobody can go on");
+        CHECK_EQ_STR(explore_loader(1, 1, 1, 2, 5, -1), "nobody can go on");
     }
+    plan.awake = true;
+    plan.lost = 1;
+    CHECK_EQ_STR(explore_pool(2, 2, 1, 2), "nobody can go on");
+    plan.awake = false;
     plan.lost = -1;
     plan.torn = true;
     CHECK_EQ_STR(explore_pool(2, 2, 1, 2), "nobody can go on");
-    CHECK_EQ_STR(explore_loader(1, 1, 1, -1), "nobody can go on");
+    CHECK_EQ_STR(explore_loader(1, 1, 1, 2, 5, -1), "nobody can go on");
     plan.torn = false;
 }
 #else
