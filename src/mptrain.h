@@ -171,6 +171,7 @@ MPT__END_REGION
 MPT__BEGIN_COLD
 #include "train/own.c"
 #include "train/lbfgs.c"
+#include "train/muon.c"
 #include "train/schedule.c"
 #include "train/checkpoint.c"
 #include "train/state.c"

@@ -75,6 +75,10 @@ static mpt_optimizer optimizer_of(mpt_module all, int number, bool chance) {
         WITH(lion, k.lr = 0.003)
     case 7:
         WITH(sgd, (k.momentum = 0.9, k.nesterov = true, k.weight_decay = 0.01))
+#ifndef MPTRAIN_NO_WATCH
+    case 9:
+        WITH(muon, (k.lr = 0.01, k.adamw_names = "1.out_proj", k.weight_decay = 0.2))
+#endif
     default:
         WITH(adamw, k.lr = 0.01)
     }
@@ -175,6 +179,7 @@ TEST(adadelta) { compare(5); }
 TEST(lion) { compare(6); }
 TEST(nesterov_and_cosine) { compare(7); }
 TEST(adamw_and_warmup) { compare(8); }
+TEST(muon) { compare(9); }
 
 TEST_TABLE = {T(sgd),
               T(adam),
@@ -184,6 +189,7 @@ TEST_TABLE = {T(sgd),
               T(adadelta),
               T(lion),
               T(nesterov_and_cosine),
-              T(adamw_and_warmup)};
+              T(adamw_and_warmup),
+              T(muon)};
 
 TEST_MAIN

@@ -166,6 +166,42 @@ static void run_optimizer(const golden_case *c) {
     mpt_destroy(net.context);
 }
 
+/* Muon: products in fp32 and, as in PyTorch, in bf16; the biases are AdamW's. */
+static void run_muon(const golden_case *c) {
+    enum { M_NESTEROV, MATCH, BF16, M_MISSING, M_MAXIMIZE, M_HALF, NS_STEPS, M_STEPS };
+    enum { M_LR, M_DECAY, M_MOMENTUM, M_LR2, M_DECAY2 };
+    given_net net = make_net();
+    const golden_tensor *want = golden_find(c, "parameters");
+    const int steps = (int)c->ints[M_STEPS];
+    mpt_muon_config config = mpt_muon_config_default();
+    float values[ELEMENTS];
+    config.lr = c->reals[M_LR], config.weight_decay = c->reals[M_DECAY];
+    config.momentum = c->reals[M_MOMENTUM];
+    config.nesterov = c->ints[M_NESTEROV] != 0, config.bf16 = c->ints[BF16] != 0;
+    config.maximize = c->ints[M_MAXIMIZE] != 0;
+    config.adjust = c->ints[MATCH] ? MPT_MUON_MATCH_RMS_ADAMW : MPT_MUON_ORIGINAL;
+    config.ns_steps = (int)c->ints[NS_STEPS];
+    config.adamw.lr = c->reals[M_LR2], config.adamw.weight_decay = c->reals[M_DECAY2];
+    if (c->ints[M_HALF]) mpt_half(net.module, MPT_F16);
+    mpt_optimizer optimizer = mpt_muon(net.module, &config);
+    for (int step = 1; step <= steps; step++) {
+        const int missing = c->ints[M_MISSING] && step % 3;
+        mpt_step_begin(net.context);
+        mpt_zero_grad(optimizer);
+        given_gradients(step, 1, values);
+        mpt_backward(loss_of_gradients(&net, values, PARAMETERS - missing));
+        mpt_step(optimizer);
+        mpt_step_end(net.context);
+        if (step % (steps / 5)) continue;
+        read_parameters(&net, values);
+        const int64_t at = ELEMENTS * (step / (steps / 5) - 1);
+        if (golden_compare(c->label, want, at, values, ELEMENTS)) break;
+    }
+    CHECK_EQ_INT(mpt_applied_steps(optimizer), steps);
+    check_no_error(net.context, c->label);
+    mpt_destroy(net.context);
+}
+
 /* One parameter that starts at 1, against an fp64 trace. */
 static void run_small(const golden_case *c) {
     const golden_tensor *gradients = golden_find(c, "gradients"),
@@ -770,6 +806,12 @@ TEST(adaptive_optimizers) {
     run_cases(run_optimizer, "lion", "", "", 4);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+TEST(muon) { SKIP("mpt_muon: built with MPTRAIN_NO_WATCH"); }
+#else
+TEST(muon) { run_cases(run_muon, "muon", "", "", 7); }
+#endif
+
 TEST(fp64_traces) { run_cases(run_small, "small", "", "", 12); }
 
 TEST(clipping) { run_cases(run_clip, "clip_grad_norm", "clip_grad_value", "", 20); }
@@ -797,6 +839,7 @@ TEST(mnist_reference) {
 TEST_TABLE = {T(generator),
               T(optimizers),
               T(adaptive_optimizers),
+              T(muon),
               T(fp64_traces),
               T(clipping),
               T(averages),

@@ -629,6 +629,33 @@ TEST(optimizers_lbfgs) {
     mpt_destroy(ctx);
 }
 
+/* ==== Optimizers: Muon for hidden matrices, AdamW for biases and the last layer */
+TEST(optimizers_muon) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 8, 32), mpt_nn_tanh(ctx),
+                                    mpt_nn_linear(ctx, 32, 32), mpt_nn_tanh(ctx),
+                                    mpt_nn_linear(ctx, 32, 1), MPT_END);
+    mpt_muon_config config = mpt_muon_config_default();
+    config.adjust = MPT_MUON_MATCH_RMS_ADAMW; /* steps as large as AdamW's: one rate for both */
+    config.lr = config.adamw.lr = 3e-3;
+    config.adamw_names = "4";
+    mpt_optimizer opt = mpt_muon(net, &config); /* group 0: Muon, group 1: AdamW */
+    double first = 0, last = 1;
+    for (int i = 0; i < 100; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_rand(ctx, MPT_F32, MPT_SHAPE(32, 8));
+        mpt_tensor loss = mpt_mse_loss(mpt_forward(net, x), mpt_sum(x, 1, true), MPT_MEAN);
+        mpt_zero_grad(opt);
+        mpt_backward(loss);
+        mpt_step(opt);
+        last = mpt_item(loss);
+        if (i == 0) first = last;
+        mpt_step_end(ctx);
+    }
+    CHECK(last < 0.05 * first && mpt_applied_steps(opt) == 100);
+    mpt_destroy(ctx);
+}
+
 /* ==== Gradient scaler: steps in fp16; one that overflows is skipped */
 TEST(gradient_scaler) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1208,6 +1235,7 @@ TEST_TABLE = {T(basic_types),
               T(optimizers_of_two_nets),
               T_UNLESS(MPTRAIN_NO_WATCH, optimizers_of_your_own),
               T_UNLESS(MPTRAIN_NO_WATCH, optimizers_lbfgs),
+              T_UNLESS(MPTRAIN_NO_WATCH, optimizers_muon),
               T(gradient_scaler),
               T(data),
               T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),

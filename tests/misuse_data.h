@@ -591,7 +591,23 @@ TEST(lbfgs_optimizers) {
     CASE(mpt_lbfgs_step, ARGUMENT, "is not of mpt_lbfgs; call mpt_step",
          mpt_lbfgs_step(f.t.optimizer, no_closure, NULL));
 }
+
+TEST(muon_optimizers) {
+    mpt_muon_config config = mpt_muon_config_default();
+    QUIET(mpt_muon_config_default, config.momentum == 0.95 && config.ns_steps == 5);
+    MODULE(mpt_muon, CHECK(mpt_muon(h_, NULL).slot == 0));
+    CASE(mpt_muon, STATE, "allow_shared", mpt_muon(f.t.net, NULL));
+    config.ns_steps = 0;
+    CASE(mpt_muon, ARGUMENT, "ns_steps = 0; expected 1 to 20", mpt_muon(f.net, &config));
+    config.ns_steps = 5, config.adamw_names = "no.such";
+    CASE(mpt_muon, ARGUMENT, "begins with no parameter", mpt_muon(f.net, &config));
+}
 #else
+TEST(muon_optimizers) {
+    cover("mpt_muon"), cover("mpt_muon_config_default");
+    SKIP("mpt_muon: built with MPTRAIN_NO_WATCH");
+}
+
 TEST(lbfgs_optimizers) {
     cover("mpt_lbfgs"), cover("mpt_lbfgs_config_default"), cover("mpt_lbfgs_step");
     SKIP("mpt_lbfgs: built with MPTRAIN_NO_WATCH");

@@ -1009,6 +1009,70 @@ def optimizer_cases():
                    [Tensor("parameters", trace, OUTPUT, atol=atol, rtol=rtol)])
 
 
+def orthogonalised(g, coefficients, steps, eps):
+    """Newton-Schulz iterations in the dtype of g, where torch.optim.Muon rounds to bf16."""
+    a, b, c = coefficients
+    x = g if g.size(0) <= g.size(1) else g.T
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x if g.size(0) <= g.size(1) else x.T
+
+
+def run_muon(c, dtype, bf16):
+    """torch.optim.Muon for the matrices, its products in bf16 or in `dtype`; AdamW for the rest."""
+    inside = torch.optim._muon
+    theirs = inside._zeropower_via_newtonschulz
+    params = parameters(dtype)
+    if c["half"]:
+        for p in params:
+            p.data = round_through(p.data, F16)
+    muon = torch.optim.Muon(params[0::2], lr=c["lr"], weight_decay=c["decay"],
+                            momentum=c["momentum"], nesterov=bool(c["nesterov"]),
+                            ns_steps=c["ns_steps"],
+                            adjust_lr_fn="match_rms_adamw" if c["match"] else "original")
+    adamw = torch.optim.AdamW(params[1::2], lr=c["lr2"], weight_decay=c["decay2"])
+    trace = []
+    inside._zeropower_via_newtonschulz = theirs if bf16 else orthogonalised
+    for step in range(1, c["steps"] + 1):
+        for p, g in zip(params, gradient_values(step, dtype)):
+            p.grad = round_through(g, F16) if c["half"] else g.clone()
+            p.grad = -p.grad if c["maximize"] else p.grad
+        if c["missing"] and step % 3:
+            params[3].grad = None
+        muon.step()
+        adamw.step()
+        if step % (c["steps"] // 5) == 0:
+            trace.append(flat(params))
+    inside._zeropower_via_newtonschulz = theirs
+    return torch.stack(trace)
+
+
+MUON_INTS = ["nesterov", "match", "bf16", "missing", "maximize", "half", "ns_steps", "steps"]
+MUON_REALS = ["lr", "decay", "momentum", "lr2", "decay2"]
+MUON = [
+    ("plain", dict()),
+    ("no nesterov", dict(nesterov=0, momentum=0.8)),
+    ("match_rms_adamw", dict(match=1, lr=1e-3, decay=0.5)),
+    ("missing", dict(missing=1, maximize=1, ns_steps=4)),
+    ("half", dict(half=1, momentum=0)),
+    ("bf16", dict(bf16=1)),
+    ("bf16 match_rms_adamw", dict(bf16=1, match=1, nesterov=0)),
+]
+
+
+def muon_cases():
+    for label, options in MUON:
+        c = dict(dict(lr=0.02, decay=0.1, momentum=0.95, lr2=1e-3, decay2=0.01, nesterov=1, match=0,
+                      bf16=0, missing=0, maximize=0, half=0, ns_steps=5, steps=50), **options)
+        trace, exact = run_muon(c, F32, c["bf16"]), run_muon(c, F64, False)
+        atol = max(2e-6, 2 * (trace - exact).abs().max().item())
+        yield Case("muon", f"muon {label}", [c[k] for k in MUON_INTS], [c[k] for k in MUON_REALS],
+                   [Tensor("parameters", trace, OUTPUT, atol=atol,
+                           rtol=2.0 ** -11 if c["half"] else None)])
+
+
 # One parameter that starts at 1, with these gradients, in fp64.
 SMALL_GRADIENTS = [0.1, -0.2, 0.3, 0.0]
 SMALL = [("adam", "trace adam", dict(lr=1e-3)),
@@ -1448,7 +1512,7 @@ def classifier_cases():
 def train_cases():
     first = Case("hash", "generator",
                  tensors=[Tensor("uniform", torch.from_numpy(uniform(123, 16)), OUTPUT)])
-    return [first, *optimizer_cases(), *small_cases(), *clip_cases(), *schedule_cases(), *rate_cases(),
+    return [first, *optimizer_cases(), *muon_cases(), *small_cases(), *clip_cases(), *schedule_cases(), *rate_cases(),
             *average_cases(),
             *scaler_cases(),
             *classifier_cases()]

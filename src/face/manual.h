@@ -115,8 +115,8 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward,
-                         mpt_share_module
+                         mpt_user_optimizer, mpt_lbfgs, mpt_muon, mpt_hook_forward,
+                         mpt_hook_backward, mpt_share_module
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -333,6 +333,14 @@ An optimizer of your own is a function that updates one parameter with ops, in p
 It is an optimizer like all others: mpt_step, scalers, groups, schedules, clipping, fp32 masters of
 half parameters and checkpoints work as they do. A step goes through copies, so that one that fails
 changes nothing; it waits for the device, and cannot be captured.
+
+Muon moves the matrices of hidden layers; what is no matrix, and what is named, AdamW moves:
+
+    mpt_muon_config muon = mpt_muon_config_default();
+    muon.adjust = MPT_MUON_MATCH_RMS_ADAMW; // then one rate is good for both
+    muon.lr = muon.adamw.lr = 3e-4;
+    muon.adamw_names = "head"; // the output layer
+    mpt_optimizer optimizer = mpt_muon(net, &muon);
 
 For small problems of one batch there is L-BFGS. It needs the loss again at several points, so it
 gets a function that computes it and runs backward; gradients are cleared before:

@@ -383,6 +383,34 @@ typedef mpt_tensor (*mpt_closure)(mpt_context *context, void *user);
    the device. */
 MPTRAIN_API double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user);
 
+/* Muon, as torch.optim.Muon, for the matrices of hidden layers: each moves by its momentum, made
+   orthogonal by Newton-Schulz iterations (https://kellerjordan.github.io/posts/muon). The other
+   parameters, of 1 dimension or more than 2, tables of embeddings and what `adamw_names` has,
+   AdamW updates in the same step: those of an output layer should be among them. Matrices are group
+   0, the others group 1; what mpt_optimizer_add moves stays with whom it was, and all of a group
+   has to be of one kind. Options are momentum in groups of matrices, those of AdamW in others. An
+   error where no matrix is left. Momentum buffer and products are fp32, so that results do not
+   depend on what a CPU has for bf16; with `bf16` what is multiplied is rounded, as in PyTorch. */
+typedef enum mpt_muon_adjust {
+    MPT_MUON_ORIGINAL,       /* matrix [m, n]: lr sqrt(max(1, m / n)) */
+    MPT_MUON_MATCH_RMS_ADAMW /* lr 0.2 sqrt(max(m, n)): steps as large as those of AdamW */
+} mpt_muon_adjust;
+typedef struct mpt_muon_config {
+    double lr;               /* 1e-3 */
+    double weight_decay;     /* 0.1, decoupled */
+    double momentum;         /* 0.95 */
+    double eps;              /* 1e-7: the least norm that a matrix is divided by */
+    int ns_steps;            /* 5 iterations, 1 to 20 */
+    mpt_muon_adjust adjust;  /* MPT_MUON_ORIGINAL */
+    bool nesterov;           /* true */
+    bool bf16;               /* false */
+    const char *adamw_names; /* NULL; "head, 3.weight": paths of modules or parameters */
+    mpt_adamw_config adamw;  /* its lr, betas, eps and weight_decay: those of the others */
+    bool allow_shared, maximize, stochastic_rounding; /* of all parameters */
+} mpt_muon_config;
+MPTRAIN_API mpt_muon_config mpt_muon_config_default(void);
+MPTRAIN_API mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config);
+
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
    `module`, or the one at path `parameter` if that is not NULL. */

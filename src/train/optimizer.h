@@ -140,7 +140,20 @@ typedef struct mpt__own {
     /* Shows what it keeps besides; NULL: nothing. */
     mpt_status (*visit)(mpt_context *ctx, struct mpt__own *own, mpt__state_item *item,
         mpt__state_visitor visit, void *user);
+    /* Of Muon, else NULL: the rule of a group; a look at what mpt_optimizer_add gives one. */
+    const mpt__rule *(*rule_of)(const struct mpt__own *own, int64_t group);
+    mpt_status (*admit)(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
+        const char *path, int64_t group);
 } mpt__own;
+
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__rule_of(optimizer, group) ((void)(group), (optimizer)->rule)
+#else
+static const mpt__rule *mpt__rule_of(const mpt__optimizer *optimizer, int64_t group) {
+    const mpt__own *own = optimizer->own;
+    return own && own->rule_of ? own->rule_of(own, group) : optimizer->rule;
+}
+#endif
 
 /* Adds name and bits of a state item to the hash at `user`. */
 static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {

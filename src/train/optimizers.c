@@ -537,6 +537,10 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
     int64_t group = mpt__group_new(ctx, optimizer, lr, weight_decay);
     if (group < 0) return -1;
     mpt_status status = mpt__schedule_rebase(ctx, optimizer); /* first: takes memory, too */
+#ifndef MPTRAIN_NO_WATCH
+    if (status == MPT_OK && optimizer->own && optimizer->own->admit)
+        status = optimizer->own->admit(ctx, optimizer, module, parameter, group);
+#endif
     if (status == MPT_OK)
         status = mpt__take_module(ctx, optimizer, module, parameter, (uint32_t)group);
     if (status == MPT_OK) return (int)group;
@@ -584,7 +588,7 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
     char names[200];
     mpt__text list = mpt__text_make(names, sizeof names);
     if (!optimizer || !mpt__check_group(handle.context, optimizer, group, 0)) return NULL;
-    const mpt__rule *rule = optimizer->rule;
+    const mpt__rule *rule = mpt__rule_of(optimizer, group);
 #ifndef MPTRAIN_NO_WATCH
     if (optimizer->own && optimizer->own->whole) {
         mpt__error(handle.context, ARGUMENT, "L-BFGS has no options but its lr");

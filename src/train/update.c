@@ -527,10 +527,11 @@ static mpt_status mpt__optimizer_visit(
     for (int64_t i = 0; i < optimizer->item_count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
         const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+        const mpt__rule *rule = mpt__rule_of(optimizer, optimizer->items[i].group);
         for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
             bool step = k == MPT__MIRRORS;
             item.storage = step ? optimizer->counts : state->mirror[k];
-            if (!item.storage) continue;
+            if (!item.storage || (k < MPT__MASTER && !rule->moment[k].name)) continue;
             item.dtype = step ? MPT_I64 : MPT_F32;
             item.most = step ? MPT__MOST_COUNTED : 0;
             item.offset = step ? i : parameter->offset - state->first;
@@ -540,7 +541,7 @@ static mpt_status mpt__optimizer_visit(
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                 step                   ? "step"
                     : k == MPT__MASTER ? "master"
-                                       : optimizer->rule->moment[k].name);
+                                       : rule->moment[k].name);
             status = visit(ctx, user, &item);
         }
     }
