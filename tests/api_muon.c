@@ -114,6 +114,42 @@ TEST(steps_are_orthogonal) {
     mpt_destroy(c);
 }
 
+/* The step of a gradient [m, n] by a rate of 1, where values were 0. */
+static void first_step(int m, int n, mpt_muon_adjust adjust, bool bf16, bool turned, float *to) {
+    mpt_context *c = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear_no_bias(c, n, m);
+    mpt_muon_config config = mpt_muon_config_default();
+    config.lr = 1, config.adjust = adjust, config.bf16 = bf16;
+    mpt_optimizer optimizer = mpt_muon(net, &config);
+    mpt_tensor g = mpt_randn(c, MPT_F32, turned ? MPT_SHAPE(n, m) : MPT_SHAPE(m, n));
+    if (turned) g = mpt_transpose(g, 0, 1);
+    mpt_backward(mpt_sum(mpt_mul(mpt_parameter(net, "weight"), g), MPT_ALL_DIMS, false));
+    clear_values(net, "weight");
+    mpt_step(optimizer);
+    mpt_read_f32(mpt_parameter(net, "weight"), to, m * n);
+    check_ok(c);
+    mpt_destroy(c);
+}
+
+/* A tall matrix moves as its transpose does, but for the shape's part of the rate; in bf16 nearly
+   as in fp32, and not just so. */
+TEST(shapes_and_precisions) {
+    static float tall[15 * 6], wide[15 * 6], rough[15 * 6];
+    for (int adjust = 0; adjust < 2; adjust++) {
+        const double ratio = adjust ? 1 : sqrt(15.0 / 6);
+        double off = 0;
+        first_step(15, 6, (mpt_muon_adjust)adjust, false, true, tall);
+        first_step(6, 15, (mpt_muon_adjust)adjust, false, false, wide);
+        first_step(6, 15, (mpt_muon_adjust)adjust, true, false, rough);
+        for (int i = 0; i < 15; i++)
+            for (int k = 0; k < 6; k++) {
+                CHECK_NEAR(tall[i * 6 + k], ratio * (double)wide[k * 15 + i], 2e-5);
+                off = fmax(off, fabs((double)(rough[k * 15 + i] - wide[k * 15 + i])));
+            }
+        CHECK(off > 1e-4 && off < 0.05);
+    }
+}
+
 #ifndef MPTRAIN_NO_ATTENTION
 TEST(embeddings_are_adamws) {
     const int64_t index[4] = {0, 1, 2, 3};
@@ -399,6 +435,7 @@ TEST(what_is_refused) {
 
 TEST_TABLE = {T(matrices_and_others),
               T(steps_are_orthogonal),
+              T(shapes_and_precisions),
 #ifndef MPTRAIN_NO_ATTENTION
               T(embeddings_are_adamws),
 #endif
