@@ -74,15 +74,6 @@ static mpt_tensor call_layer(const golden_case *c, mpt_tensor *in, int n) {
     return out;
 }
 
-static void compare(const golden_case *c, const golden_tensor *want, mpt_tensor tensor) {
-    float *got = (float *)calloc((size_t)want->count + 1, sizeof *got);
-    if (mpt_failed(context) || mpt_read_f32(tensor, got, want->count) != MPT_OK)
-        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
-    else
-        golden_compare(c->label, want, 0, got, want->count);
-    free(got);
-}
-
 static void run_case(const golden_case *c) {
     mpt_tensor in[MAX_IN];
     int n = 0, is_layer = strcmp(c->op, "multi_head_attention") == 0;
@@ -97,31 +88,17 @@ static void run_case(const golden_case *c) {
     if (c->region != MPT_DTYPE_NONE) mpt_autocast_end(context);
     const golden_tensor *want = golden_find(c, "out");
     CHECK_EQ_INT(mpt_get_dtype(out), want->dtype);
-    compare(c, want, out);
+    golden_compare_tensor(context, c, want, out);
     const golden_tensor *up = golden_find(c, "upstream");
     mpt_backward_from(out, mpt_from(context, up->dtype, up->shape, up->data), false);
-    for (int i = 0; i < c->n_tensors; i++)
-        if (c->tensors[i].role == GOLDEN_GRADIENT)
-            compare(c, &c->tensors[i], mpt_grad(in[c->tensors[i].input]));
+    golden_compare_gradients(context, c, in);
     check_ok(context);
     mpt_scope_end(context);
 }
 
 TEST(as_pytorch) {
-    golden_file file;
-    static golden_case c;
-    int run = 0, failed = 0;
-    REQUIRE(golden_open(&file, "attention.bin") && begin(0));
-    while (golden_next(&file, &c)) {
-        int before = test_failures;
-        run_case(&c);
-        run++;
-        failed += test_failures != before;
-        mpt_clear_error(context);
-    }
-    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
-    CHECK(run > 100);
-    golden_close(&file);
+    REQUIRE(begin(0));
+    golden_run(context, "attention.bin", run_case, 100);
     mpt_destroy(context);
 }
 

@@ -1,16 +1,12 @@
 /* api_contexts.c: contexts on threads of a program: each has the bits that it has alone. */
 #include MPTRAIN_HEADER_FILE
-#ifdef _WIN32
-#define WIN32_LEAN_AND_MEAN
-#define NOMINMAX
-#include <windows.h>
-#else
-#include <pthread.h>
+#ifndef _WIN32
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
 #include "harness.h"
 #include "training.h"
+#include "workers.h"
 
 enum { CONTEXTS = 2, STEPS = 60 };
 
@@ -34,7 +30,8 @@ static void busy_lock(void) { pthread_mutex_lock(&busy_mutex); }
 static void busy_unlock(void) { pthread_mutex_unlock(&busy_mutex); }
 #endif
 
-static void do_work(work *w) {
+static void do_work(void *argument) {
+    work *w = (work *)argument;
     training t;
     mpt_config config = mpt_config_default();
     config.seed = w->seed;
@@ -56,25 +53,6 @@ static void do_work(work *w) {
     mpt_destroy(context);
 }
 
-#ifdef _WIN32
-typedef HANDLE worker;
-static DWORD WINAPI worker_main(void *w) { return do_work((work *)w), 0; }
-static worker begin(work *w) { return CreateThread(NULL, 0, worker_main, w, 0, NULL); }
-static void end(worker thread) {
-    WaitForSingleObject(thread, INFINITE);
-    CloseHandle(thread);
-}
-#else
-typedef pthread_t worker;
-static void *worker_main(void *w) { return do_work((work *)w), (void *)NULL; }
-static worker begin(work *w) {
-    worker thread;
-    if (pthread_create(&thread, NULL, worker_main, w) != 0) abort();
-    return thread;
-}
-static void end(worker thread) { pthread_join(thread, NULL); }
-#endif
-
 /* Both at once, over and over, against each alone. */
 static void side_by_side(int threads) {
     work alone[CONTEXTS], both[CONTEXTS];
@@ -91,8 +69,8 @@ static void side_by_side(int threads) {
         worker workers[CONTEXTS];
         memcpy(both, alone, sizeof both);
         for (int i = 0; i < CONTEXTS; i++) both[i].hash = 0;
-        for (int i = 0; i < CONTEXTS; i++) workers[i] = begin(&both[i]);
-        for (int i = 0; i < CONTEXTS; i++) end(workers[i]);
+        for (int i = 0; i < CONTEXTS; i++) worker_begin(&workers[i], do_work, &both[i]);
+        for (int i = 0; i < CONTEXTS; i++) worker_end(&workers[i]);
         for (int i = 0; i < CONTEXTS; i++) {
             CHECK_EQ_STR(both[i].error, "");
             CHECK(both[i].hash == alone[i].hash);
@@ -163,7 +141,8 @@ TEST(fork_while_another_thread_trains) {
     w.threads = 2, w.precision = MPT_F16;
     do_work(&w);
     const uint64_t alone = w.hash;
-    worker thread = begin(&w);
+    worker thread;
+    worker_begin(&thread, do_work, &w);
     for (int i = 0; i < 40; i++) {
         fflush(stdout);
         busy_lock();
@@ -178,7 +157,7 @@ TEST(fork_while_another_thread_trains) {
         busy_unlock();
         CHECK(ends_well(child));
     }
-    end(thread);
+    worker_end(&thread);
     CHECK_EQ_STR(w.error, "");
     CHECK(w.hash == alone);
 #endif

@@ -48,15 +48,6 @@ static mpt_module layer_of(const golden_case *c, int64_t in) {
     return mpt_nn_rnn(context, in, hidden, &config);
 }
 
-static void compare(const golden_case *c, const golden_tensor *want, mpt_tensor tensor) {
-    float *got = (float *)calloc((size_t)want->count + 1, sizeof *got);
-    if (mpt_failed(context) || mpt_read_f32(tensor, got, want->count) != MPT_OK)
-        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
-    else
-        golden_compare(c->label, want, 0, got, want->count);
-    free(got);
-}
-
 /* The sum of all outputs times their upstreams: its gradients are those of the case. */
 static mpt_tensor weighed(const golden_case *c, const mpt_tensor *out, int n) {
     static const char *const names[2][3] = {{"upstream out", "upstream h", "upstream c"},
@@ -103,32 +94,18 @@ static void run_case(const golden_case *c) {
     for (int i = 0; i < outputs; i++) {
         const golden_tensor *want = golden_find(c, names[c->ints[CELL] != 0][i]);
         CHECK_EQ_INT(mpt_get_dtype(out[i]), want->dtype);
-        compare(c, want, out[i]);
+        golden_compare_tensor(context, c, want, out[i]);
     }
     mpt_backward(weighed(c, out, outputs));
-    for (int i = 0; i < c->n_tensors; i++)
-        if (c->tensors[i].role == GOLDEN_GRADIENT)
-            compare(c, &c->tensors[i], mpt_grad(in[c->tensors[i].input]));
+    golden_compare_gradients(context, c, in);
     check_ok(context);
     mpt_scope_end(context);
     mpt_module_destroy(layer);
 }
 
 TEST(as_pytorch) {
-    golden_file file;
-    static golden_case c;
-    int run = 0, failed = 0;
-    REQUIRE(golden_open(&file, "recurrent.bin") && begin(0));
-    while (golden_next(&file, &c)) {
-        int before = test_failures;
-        run_case(&c);
-        run++;
-        failed += test_failures != before;
-        mpt_clear_error(context);
-    }
-    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
-    CHECK(run > 100);
-    golden_close(&file);
+    REQUIRE(begin(0));
+    golden_run(context, "recurrent.bin", run_case, 100);
     mpt_destroy(context);
 }
 

@@ -2,15 +2,11 @@
    lender's bits; the memory; what differs is named; nothing writes what is shared; whoever ends
    first. */
 #include MPTRAIN_HEADER_FILE
-#ifdef _WIN32
-#define WIN32_LEAN_AND_MEAN
-#define NOMINMAX
-#include <windows.h>
-#elif !defined(MPTRAIN_NO_THREADS)
-#include <pthread.h>
-#endif
 #include "harness.h"
 #include "training.h"
+#ifndef MPTRAIN_NO_THREADS
+#include "workers.h"
+#endif
 
 enum { ROWS = 6, SIDE = 6, KINDS = 5, BORROWERS = 4, ROUNDS = 8 };
 
@@ -122,7 +118,8 @@ static mpt_status captured_inference(mpt_context *c, void *user, mpt_tensor x, m
     return mpt_step_end(c);
 }
 
-static void do_work(work *w) {
+static void do_work(void *argument) {
+    work *w = (work *)argument;
     mpt_context *c = w->context;
     w->result = mpt_keep(mpt_zeros(c, MPT_F32, MPT_SHAPE(ROWS, KINDS)));
     mpt_captured step = mpt_capture(c, captured_inference, w);
@@ -138,25 +135,6 @@ static void do_work(work *w) {
     snprintf(w->error, sizeof w->error, "%s", mpt_error(c));
 }
 
-#ifdef _WIN32
-typedef HANDLE worker;
-static DWORD WINAPI worker_main(void *w) { return do_work((work *)w), 0; }
-static worker begin(work *w) { return CreateThread(NULL, 0, worker_main, w, 0, NULL); }
-static void end(worker thread) {
-    WaitForSingleObject(thread, INFINITE);
-    CloseHandle(thread);
-}
-#else
-typedef pthread_t worker;
-static void *worker_main(void *w) { return do_work((work *)w), (void *)NULL; }
-static worker begin(work *w) {
-    worker thread;
-    if (pthread_create(&thread, NULL, worker_main, w) != 0) abort();
-    return thread;
-}
-static void end(worker thread) { pthread_join(thread, NULL); }
-#endif
-
 TEST(threads_infer_at_once_on_one_copy) {
     static work alone, w[BORROWERS + 1];
     worker workers[BORROWERS];
@@ -169,9 +147,9 @@ TEST(threads_infer_at_once_on_one_copy) {
         w[i].context = context_of(NULL);
         w[i].net = borrowed(w[i].context, alone.net);
     }
-    for (int i = 0; i < BORROWERS; i++) workers[i] = begin(&w[i]);
+    for (int i = 0; i < BORROWERS; i++) worker_begin(&workers[i], do_work, &w[i]);
     do_work(&w[BORROWERS]); /* the lender infers, too */
-    for (int i = 0; i < BORROWERS; i++) end(workers[i]);
+    for (int i = 0; i < BORROWERS; i++) worker_end(&workers[i]);
     for (int i = 0; i <= BORROWERS; i++) {
         CHECK_EQ_STR(w[i].error, "");
         CHECK_EQ_BITS(w[i].out, alone.out, sizeof alone.out);
@@ -183,18 +161,7 @@ TEST(threads_infer_at_once_on_one_copy) {
     mpt_destroy(c);
 }
 
-static void end_on_a_thread(work *w) { mpt_destroy(w->context); }
-#ifdef _WIN32
-static DWORD WINAPI ender_main(void *w) { return end_on_a_thread((work *)w), 0; }
-static worker begin_end(work *w) { return CreateThread(NULL, 0, ender_main, w, 0, NULL); }
-#else
-static void *ender_main(void *w) { return end_on_a_thread((work *)w), (void *)NULL; }
-static worker begin_end(work *w) {
-    worker thread;
-    if (pthread_create(&thread, NULL, ender_main, w) != 0) abort();
-    return thread;
-}
-#endif
+static void end_context(void *argument) { mpt_destroy(((work *)argument)->context); }
 
 TEST(contexts_end_at_once_on_threads) {
     for (int round = 0; round < 10; round++) {
@@ -206,8 +173,8 @@ TEST(contexts_end_at_once_on_threads) {
             w[i].context = context_of(NULL);
             borrowed(w[i].context, lender);
         }
-        for (int i = 0; i <= BORROWERS; i++) workers[i] = begin_end(&w[i]);
-        for (int i = 0; i <= BORROWERS; i++) end(workers[i]);
+        for (int i = 0; i <= BORROWERS; i++) worker_begin(&workers[i], end_context, &w[i]);
+        for (int i = 0; i <= BORROWERS; i++) worker_end(&workers[i]);
     }
 }
 

@@ -336,4 +336,43 @@ static inline double golden_mnist_mean(const char *optimizer, const char *inputs
     return mean;
 }
 
+/* ==== Cases that a test runs one after another in its context ==== */
+
+static inline void golden_compare_tensor(mpt_context *context, const golden_case *c,
+                                         const golden_tensor *want, mpt_tensor tensor) {
+    float *got = (float *)calloc((size_t)want->count + 1, sizeof *got);
+    if (mpt_failed(context) || mpt_read_f32(tensor, got, want->count) != MPT_OK)
+        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
+    else
+        golden_compare(c->label, want, 0, got, want->count);
+    free(got);
+}
+
+/* The gradients of a case's leaves, of which in[i] is the one at place i. */
+static inline void golden_compare_gradients(mpt_context *context, const golden_case *c,
+                                            const mpt_tensor *in) {
+    for (int i = 0; i < c->n_tensors; i++)
+        if (c->tensors[i].role == GOLDEN_GRADIENT)
+            golden_compare_tensor(context, c, &c->tensors[i], mpt_grad(in[c->tensors[i].input]));
+}
+
+/* Runs all cases of a file, which are more than `least`, and counts those that differ. */
+static inline void golden_run(mpt_context *context, const char *name,
+                              void (*run)(const golden_case *c), int least) {
+    golden_file file;
+    static golden_case c;
+    int count = 0, failed = 0;
+    REQUIRE(golden_open(&file, name));
+    while (golden_next(&file, &c)) {
+        int before = test_failures;
+        run(&c);
+        count++;
+        failed += test_failures != before;
+        mpt_clear_error(context);
+    }
+    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, count, file.version);
+    CHECK(count > least);
+    golden_close(&file);
+}
+
 #endif
