@@ -69,6 +69,7 @@ MPT__BEGIN_KERNELS
 #include "cpu/gemm.c"
 #include "cpu/sequences.c"
 #include "cpu/conv.c"
+#include "cpu/planes.c"
 #include "cpu/conv_rows.c"
 #include "cpu/norm.c"
 #include "cpu/pool.c"

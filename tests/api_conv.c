@@ -524,6 +524,85 @@ TEST(threads) {
     }
 }
 
+/* Few channels that lie one behind the other have kernels of their own; those of channels last are
+   products: both are the same sums. Sizes fill strips, leave them, and take bands of lines. */
+static const int64_t few[][10] = {
+    /* images, channels, of y, lines, pixels, kernel, padding, groups */
+    {5, 1, 6, 28, 28, 5, 5, 2, 2, 1},     {9, 6, 16, 14, 14, 5, 5, 0, 0, 1},
+    {2, 5, 7, 9, 11, 3, 2, 1, 1, 1},      {3, 8, 8, 10, 10, 3, 3, 1, 1, 8},
+    {1, 32, 32, 40, 50, 3, 3, 1, 1, 1},   {17, 3, 2, 6, 5, 1, 1, 0, 0, 1},
+    {2, 3, 4, 3, 130, 1, 7, 0, 3, 1},     {40, 2, 3, 4, 3, 3, 3, 2, 2, 1},
+    {2, 9, 32, 33, 16, 4, 9, 3, 1, 1},    {1, 2, 2, 200, 300, 3, 3, 1, 1, 1}};
+enum { FEW = sizeof few / sizeof *few, FEW_MOST = 2 * 200 * 300 };
+
+/* y and the gradients of x, weights and biases, in a row; returns how many. */
+static int64_t few_values(const int64_t *s, mpt_dtype dtype, bool last, float *to) {
+    mpt_conv_config config = mpt_conv_config_default();
+    config.padding[0] = s[7], config.padding[1] = s[8];
+    config.groups = s[9];
+    mpt_tensor in[3], got[4];
+    context = mpt_create(NULL);
+    if (!context) return -1;
+    in[0] = drawn(MPT_SHAPE(s[0], s[1], s[3], s[4]));
+    in[1] = drawn(MPT_SHAPE(s[2], s[1] / s[9], s[5], s[6]));
+    in[2] = drawn(MPT_SHAPE(s[2]));
+    for (int i = 0; i < 3; i++) {
+        in[i] = mpt_cast(in[i], dtype);
+        if (last && i < 2) in[i] = mpt_to_channels_last(in[i]);
+        in[i] = mpt_detach(in[i]);
+        mpt_requires_grad(in[i], true);
+    }
+    got[0] = mpt_conv2d(in[0], in[1], in[2], &config);
+    mpt_tensor dy = mpt_cast(drawn(mpt_get_shape(got[0])), dtype);
+    for (int k = 0; k < 2; k++) mpt_backward_from(got[0], dy, k == 0); /* and again, added */
+    int64_t n = 0;
+    for (int i = 0; i < 4; i++) {
+        if (i > 0) got[i] = mpt_grad(in[i - 1]);
+        if (mpt_read_f32(got[i], to + n, mpt_numel(got[i])) != MPT_OK) return -1;
+        n += mpt_numel(got[i]);
+    }
+    mpt_destroy(context);
+    return n;
+}
+
+TEST(few_channels) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_BF16, MPT_F16};
+    static float one[3 * FEW_MOST], other[3 * FEW_MOST];
+    for (int i = 0; i < 3 * FEW; i++) {
+        const mpt_dtype dtype = dtypes[i % 3];
+        const double e = dtype == MPT_F32 ? 3e-4 : dtype == MPT_F16 ? 4e-3 : 3e-2;
+        const int64_t n = few_values(few[i / 3], dtype, false, one);
+        REQUIRE(n > 0 && few_values(few[i / 3], dtype, true, other) == n);
+        double worst = 0;
+        for (int64_t k = 0; k < n; k++) {
+            const double apart = fabs((double)one[k] - other[k]) / (1 + fabs((double)other[k]));
+            if (!(apart <= worst)) worst = apart;
+        }
+        if (!(worst <= e))
+            TEST_FAIL_("shape %d, %s: %g apart", i / 3, mpt_dtype_name(dtype), worst);
+    }
+}
+
+/* An infinity reaches what its pixel meets, not the image beside it. */
+TEST(infinity_of_few_channels) {
+    mpt_conv_config config = mpt_conv_config_default();
+    config.same = true;
+    float x[2 * 2 * 8 * 8], y[2 * 3 * 8 * 8], dw[3 * 2 * 3 * 3];
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    for (int i = 0; i < 256; i++) x[i] = i % 8 == 0 && i >= 128 ? INFINITY : 1.0f;
+    mpt_tensor w = mpt_full(context, MPT_F32, MPT_SHAPE(3, 2, 3, 3), 0.5);
+    mpt_requires_grad(w, true);
+    mpt_tensor out =
+        mpt_conv2d(mpt_from(context, MPT_F32, MPT_SHAPE(2, 2, 8, 8), x), w, none(), &config);
+    mpt_backward(mpt_sum(out, MPT_ALL_DIMS, false));
+    REQUIRE(mpt_read_f32(out, y, 384) == MPT_OK && mpt_read_f32(mpt_grad(w), dw, 54) == MPT_OK);
+    for (int i = 0; i < 384; i++) CHECK((y[i] < INFINITY) == (i % 8 > 1 || i < 192));
+    for (int i = 0; i < 54; i++) CHECK((fabsf(dw[i]) < INFINITY) == (i % 3 == 2));
+    for (int i = 2; i < 54; i += 3) CHECK(dw[i] > 0);
+    mpt_destroy(context);
+}
+
 /* Infinity in fp16 is no number that AMX multiplies in two parts, and a pair of bf16 has another
    one's zero beside it; it must not spread. */
 static void infinite_column(mpt_dtype dtype) {
@@ -608,5 +687,6 @@ TEST(strided_bias) {
 
 TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
               T(odd_offsets), T(strided_bias), T(a_relu_in_the_call_of_the_layer_before_it),
-              T(layouts_of_halves)};
+              T(layouts_of_halves), T(few_channels),
+              T(infinity_of_few_channels)};
 TEST_MAIN

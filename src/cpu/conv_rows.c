@@ -4,7 +4,7 @@
 #ifndef MPT__CPU_CONV_ROWS_INCLUDED
 #define MPT__CPU_CONV_ROWS_INCLUDED
 
-#include "cpu/conv.c"
+#include "cpu/planes.c"
 
 #ifdef MPTRAIN_NO_CONV
 #ifdef MPT__HAS_GEMM
@@ -619,6 +619,12 @@ static void mpt__conv_run(const mpt__cpu_call *call) {
     const mpt__gemm_level *level = call->kernel->level;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
     mpt__conv_work w;
+    if (mpt__planes_takes(call->launch)) {
+        mpt__kernel_flushes(true);
+        mpt__planes_run(call);
+        mpt__kernel_flushed(true);
+        return;
+    }
     memset(&w.watch, 0, sizeof w.watch);
     if (!mpt__conv_plan(&w, level, call->launch, mpt__pool_threads(call->pool))) {
         mpt__cpu_fall_back(call);
@@ -643,6 +649,7 @@ static void mpt__conv_run(const mpt__cpu_call *call) {
 static int64_t mpt__conv_workspace(
     const mpt__gemm_level *level, const mpt__launch *launch, int threads) {
     mpt__conv_work w;
+    if (mpt__planes_takes(launch)) return mpt__planes_workspace(launch, threads);
     if (!mpt__conv_plan(&w, level, launch, threads)) return ~0;
     int64_t bytes = w.whole ? w.bytes * threads : w.bytes;
     return w.refuses ? ~bytes : bytes;

@@ -126,6 +126,63 @@ typedef struct mpt__windows {
     bool most, back, adds;
 } mpt__windows;
 
+/* One side of a convolution, [images, channels, lines, pixels] in a row. */
+typedef struct mpt__plane_side {
+    const char *data, *gate; /* gate: where that is <= 0, data counts as 0; NULL: all counts */
+    int64_t image, size[2];  /* elements from image to image; lines, pixels */
+    int dtype, round;        /* float or half; a half that a float is rounded to, or 0 */
+} mpt__plane_side;
+
+/* Some lines of y of some images, of which x and y are the first: what `in` channels of x give to
+   `out` of y; slopes: what dy, which y is, gives to the weights, [out, in, kernel], and to the
+   biases. Weights lie as mpt__plane_rows says. Images are `step` pixels apart in a strip, of
+   which y has `wide` and memory has `row`, a multiple of 16. */
+typedef struct mpt__planes {
+    mpt__plane_side x, y;
+    char *to; /* y, where it is written */
+    int64_t images, in, out, kernel[2], padding[2], first, lines, step, wide, row;
+    const float *weights, *bias;
+    float *sums, *biases; /* slopes: these are added to */
+    float *room;
+    bool slopes, adds, relu;
+} mpt__planes;
+
+/* How many of the channels that are left go together: their weights are [in, kernel, so many]. */
+static MPT__UNUSED int64_t mpt__plane_rows(int64_t left) {
+    const int64_t parts = (left + 3) / 4;
+    return (left + parts - 1) / parts;
+}
+
+/* The lines of x that taps meet: the first, and that behind the last. */
+static MPT__UNUSED int64_t mpt__plane_first(const mpt__planes *p) {
+    return p->first > p->padding[0] ? p->first - p->padding[0] : 0;
+}
+static MPT__UNUSED int64_t mpt__plane_end(const mpt__planes *p) {
+    const int64_t end = p->first + p->lines - 1 - p->padding[0] + p->kernel[0];
+    return end < p->x.size[0] ? end : p->x.size[0];
+}
+
+/* The slopes of weights from strips dy and x one by one: where x has an infinity or a NaN, which a
+   zero between images must not meet. */
+static MPT__UNUSED void mpt__plane_slopes_apart(
+    const mpt__planes *p, const float *dy, const float *x) {
+    const int64_t from = mpt__plane_first(p), high = mpt__plane_end(p) - from;
+    const int64_t taps = p->kernel[0] * p->kernel[1], all = p->out * p->in * taps;
+    for (int64_t i = 0; i < all; i++) {
+        const int64_t c = i / taps % p->in, t = i % taps / p->kernel[1];
+        float sum = 0;
+        for (int64_t y = 0; y < p->lines; y++) {
+            const int64_t line = p->first + y + t - p->padding[0] - from;
+            if (line < 0 || line >= high) continue;
+            const float *d = dy + (i / taps / p->in * p->lines + y) * p->row;
+            const float *of_x = x + (c * high + line) * p->row + i % p->kernel[1];
+            for (int64_t m = 0; m < p->wide; m++)
+                if (m % p->step < p->y.size[1]) sum += d[m] * of_x[m];
+        }
+        p->sums[i] += sum;
+    }
+}
+
 /* Rows of a table, for ids begin .. end: copied to `rows`, or those, reals, added to it. Ids but
    0 .. size-1 give zeros, or nothing, as that of padding does. The row of `ahead` ids later, of n,
    is fetched with each. Steps in bytes, that of ids in elements. */
@@ -164,6 +221,7 @@ typedef struct mpt__routines {
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*sum_products)(const mpt__product_sums *p);
     void (*windows)(const mpt__windows *p); /* NULL: one by one */
+    void (*planes)(const mpt__planes *p);   /* NULL: convolutions are products */
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
         bool differences);

@@ -333,6 +333,7 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
         const bool runs = level == last || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (!level->built || !runs) continue;
         if (level->routines != NULL) cpu->routines = level->routines;
+        cpu->backend->planes = cpu->routines->planes != NULL;
 #ifdef MPT__HAS_GEMM
         if (level->gemm == NULL) continue;
         mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
@@ -370,6 +371,7 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     cpu->own = own, cpu->own_bytes = sizeof *own;
     mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
     cpu->backend->unrolls = 0;
+    cpu->backend->planes = false;
     return true;
 }
 #endif

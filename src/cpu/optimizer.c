@@ -575,6 +575,7 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_max_lanes,
     mpt__ref_sum_products,
     NULL,
+    NULL,
     mpt__ref_add_exp,
     NULL,
     NULL,

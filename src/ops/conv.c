@@ -160,6 +160,104 @@ typedef struct {
     bool exact, relu;                   /* exact: the bias is not rounded */
 } mpt__conv_end;
 
+/* ==== Images channel by channel ==== */
+
+#define MPT__PLANES_CHANNELS 32 /* the most on a side; measured */
+
+/* Whether a backend's routines for few channels take it with images x and y as they lie. */
+static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *y) {
+    const int64_t *index = frame->attributes->index;
+    const mpt_shape *w = &frame->in[1]->shape;
+    const int64_t in = x->shape.dim[1], out = y->shape.dim[1], groups = index[MPT__CONV_GROUPS];
+    const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    const unsigned dtypes = 1u << x->dtype | 1u << y->dtype | 1u << frame->in[1]->dtype;
+    if (!frame->context->backend.planes || frame->op == MPT__OP_conv_transpose2d) return false;
+    if ((dtypes & ~good) != 0 || index[MPT__CONV_STRIDE] != MPT__TWO(1, 1) ||
+        index[MPT__CONV_DILATION] != MPT__TWO(1, 1))
+        return false;
+    for (int d = 0; d < 2; d++) {
+        const int64_t kernel = d == 0 && w->rank == 3 ? 1 : w->dim[w->rank - 2 + d];
+        if (MPT__TWO_AT(index[MPT__CONV_PADDING], d) >= kernel) return false;
+    }
+    const bool few = groups == 1 && in <= MPT__PLANES_CHANNELS && out <= MPT__PLANES_CHANNELS;
+    return (few || (in == groups && out == groups)) && mpt__tensor_contiguous(x) &&
+        mpt__tensor_contiguous(y);
+}
+
+static void mpt__operand_planes(
+    mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
+    static const uint8_t order[] = {0, 3, 1, 2}, place[] = {0, 2, 3, 1};
+    const mpt__tensor image = mpt__image_view(tensor);
+    mpt__operand *operand = mpt__operand_ranked(launch, position, &image, 4, access);
+    int64_t step = 1;
+    for (int i = 3; i >= 0; i--) {
+        mpt__operand_dim(operand, order[i], image.shape.dim[place[order[i]]], step);
+        step *= image.shape.dim[i];
+    }
+}
+
+/* One of the three launches, the tensors as operands, contiguous but for the one that is written.
+   end: of a forward one; gate, sums: operands 5 and 3 of a backward one, or NULL. */
+static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
+    const mpt__tensor *const tensor[3], const mpt__conv_end *end, const mpt__tensor *gate,
+    const mpt__tensor *sums, mpt__access sums_access, mpt__access access) {
+    static const uint8_t written[] = {2, 0, 1};
+    const int o = written[kernel - MPT__K_CONV];
+    const mpt__tensor *to = tensor[o];
+    const bool direct = mpt__tensor_contiguous(to);
+    if (!direct && !(to = mpt__temporary(frame, (mpt_dtype)to->dtype, &to->shape)))
+        return mpt__outcome(frame);
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->compute_dtype = (uint8_t)frame->compute;
+    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    launch->imm[1] = 1;
+    for (int i = 0; i < 3; i++)
+        mpt__operand_planes(launch, i, i == o ? to : tensor[i],
+            i != o       ? MPT__READ
+                : direct ? access
+                         : MPT__WRITE);
+    if (sums) mpt__operand_of(launch, 3, sums, sums_access);
+    if (gate) mpt__operand_planes(launch, 5, gate, MPT__READ);
+    if (end && end->bias) mpt__reads(launch, 3, end->bias);
+    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+    if (end && end->exact) launch->imm[0] = 1;
+    mpt_status status = mpt__submit(frame->context, launch);
+    if (status != MPT_OK || direct) return status;
+    return mpt__launch_copy(frame->context, to, tensor[o], access);
+}
+
+/* A weight in its form, contiguous; NULL with an error recorded. */
+static const mpt__tensor *mpt__planes_weight(
+    mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
+    mpt__source source = {weight->storage, weight->dtype};
+    if (!mpt__gemm_source(frame->context, weight, frame->compute, &source)) return NULL;
+    *view = *weight;
+    view->storage = source.storage;
+    view->dtype = source.dtype;
+    return mpt__contiguous_of(frame, view);
+}
+
+/* All gradients of a convolution. */
+static mpt_status mpt__planes_backward(mpt__frame *frame) {
+    const mpt__tensor *gate = NULL, *x = frame->saved[0], *tensor[3] = {NULL, NULL, frame->dy[0]};
+    mpt__tensor weight;
+    mpt__access access, sums_access = MPT__WRITE;
+    if (frame->attributes->activation == MPT_ACTIVATION_RELU) gate = frame->saved[2];
+    tensor[0] = mpt__gradient_into(frame, 0, &access);
+    if (tensor[0]) {
+        tensor[1] = mpt__planes_weight(frame, frame->saved[1], &weight);
+        if (!tensor[1] ||
+            mpt__launch_planes(frame, MPT__K_CONV_BACKWARD_INPUT, tensor, NULL, gate, NULL,
+                MPT__WRITE, access) != MPT_OK)
+            return mpt__outcome(frame);
+    }
+    tensor[0] = x, tensor[1] = mpt__gradient_into(frame, 1, &access);
+    const mpt__tensor *sums = mpt__gradient_into(frame, 2, &sums_access);
+    if (!tensor[1]) return mpt__outcome(frame);
+    return mpt__launch_planes(
+        frame, MPT__K_CONV_BACKWARD_WEIGHT, tensor, NULL, gate, sums, sums_access, access);
+}
+
 /* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
    tensor itself, or a dense image that is then copied to it. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
@@ -193,8 +291,15 @@ static mpt_status mpt__conv_compute(
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     mpt__tensor image[3], residual;
     const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
-    if ((bias && !(end.bias = mpt__contiguous_of(frame, bias))) ||
-        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+    if (bias && !(end.bias = mpt__contiguous_of(frame, bias))) return mpt__outcome(frame);
+    if (!end.residual && mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
+        const mpt__tensor *of[3] = {frame->in[0], NULL, frame->out[0]};
+        of[1] = mpt__planes_weight(frame, weight, &image[1]);
+        if (!of[1]) return mpt__outcome(frame);
+        return mpt__launch_planes(
+            frame, MPT__K_CONV, of, &end, NULL, NULL, MPT__READ, MPT__WRITE);
+    }
+    if (        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
         !mpt__conv_weight(frame, weight, &image[1]) ||
         (end.residual && !mpt__image_in(frame, end.residual, &residual)))
         return mpt__outcome(frame);
@@ -265,8 +370,13 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     int in = transposed ? 2 : 0;
     mpt__tensor dy, image[3];
     mpt__access access;
+    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    if ((!relu || frame->saved[2]->dtype == frame->dy[0]->dtype) &&
+        (mpt__wants(frame, 1) || !mpt__wants(frame, 2)) &&
+        mpt__conv_planes(frame, frame->saved[0], frame->dy[0]))
+        return mpt__planes_backward(frame);
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return ctx->base.status;
-    if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
+    if (relu) { /* in place if nobody else reads */
         mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
         if (!mpt__storage_alone(ctx, dy.storage) &&
             !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))

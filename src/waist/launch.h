@@ -213,7 +213,11 @@ typedef struct mpt__operand {
  *                       1: o3 is not rounded on load.
  * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
  *                       o4 and act as above.
- * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
+ * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r.
+ * imm[1] = 1, where the backend takes planes: o0 .. o2 lie as dense [N, C, H, W] and [O,
+ * C / groups, KH, KW]; strides and dilations are 1, paddings less than the kernel, and o4 is
+ * absent. Backward: where o5? r, which lies as o2 and is of its dtype, is <= 0, o2 counts as 0;
+ * o3? wa of WEIGHT: the sums of o2, [O]. */
 #define MPT__CONV_KERNELS(K) \
     K(CONV, conv, 0) \
     K(CONV_BACKWARD_INPUT, conv_backward_input, 0) \
@@ -556,6 +560,7 @@ typedef struct mpt__backend {
     const char *name;
     void *self;
     bool synchronous; /* results and scalars can be read on the host right after `launch` */
+    bool planes;      /* CONV.. takes images that lie channel by channel */
     uint32_t unrolls; /* bits of the dtypes in which RECURRENT takes all steps in one launch */
     char error[256];
     bool (*implements)(void *self, mpt__kernel kernel);

@@ -41,6 +41,7 @@
 #include "cpu/template/halves.c"
 #include "cpu/template/recurrent.c"
 #include "cpu/template/pool.c"
+#include "cpu/template/planes.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -58,9 +59,11 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #ifdef MPTRAIN_NO_CONV
     mpt__ref_sum_products,
     NULL,
+    NULL,
 #else
     MPT__LEVEL(sum_products),
     MPT__LEVEL(windows),
+    MPT__LEVEL(planes),
 #endif
     MPT__LEVEL(add_exp),
     MPT__LEVEL(softmax),
