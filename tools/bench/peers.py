@@ -625,14 +625,15 @@ def model_row(model, threads, targets):
     """`targets`: times PyTorch by precision, of own bf16 to own fp32, of layouts."""
     server = Server(os.path.join(options.build, 'bench', 'bench_models'), '--serve')
     subjects, settings = {}, {}
+    layout, rest = ('contiguous', 'last') if model == 'lenet5' else ('last', 'contiguous')
     for precision in LOW:
-        subjects[precision] = Ours(server, f'model {model} {precision} last {threads}', threads)
+        subjects[precision] = Ours(server, f'model {model} {precision} {layout} {threads}', threads)
         if precision != 'fp16':  # in PyTorch many times slower than bf16
             peer, settings[precision] = best_model(model, precision, threads)
             subjects['torch ' + precision] = peer
         if model in IMAGES and precision != 'fp16':
-            words = f'model {model} {precision} contiguous {threads}'
-            subjects[precision + ' contiguous'] = Ours(server, words, threads)
+            words = f'model {model} {precision} {rest} {threads}'
+            subjects[f'{precision} {rest}'] = Ours(server, words, threads)
     times = alternate(subjects, 0.25, 5)
     what = f'{model}, {threads}T, '
     for precision in LOW:
@@ -644,8 +645,8 @@ def model_row(model, threads, targets):
         verdict(f'{what}own {precision}, times own fp32', times.faster(precision, 'fp32'),
                 targets.get('own ' + precision))
     for precision in ('fp32', 'bf16') if model in IMAGES else ():
-        verdict(f'{what}{precision}, channels_last, times contiguous',
-                times.faster(precision, precision + ' contiguous'), targets.get('last'))
+        verdict(f'{what}{precision}, {layout}, times {rest}',
+                times.faster(precision, f'{precision} {rest}'), targets.get('last'))
     detail(f'{what}{times.note()}')
 
 

@@ -133,7 +133,7 @@ MPT__FN void MPT__LEVEL(plane_sums)(const mpt__planes *p) {
         MPT__LEVEL(plane_tile3), MPT__LEVEL(plane_tile4)};
     enum { TILE = MPT__PLANE_VECTORS * MPT__WIDTH };
     const int64_t from = mpt__plane_first(p), high = mpt__plane_end(p) - from;
-    const int64_t channel = high * p->row, wide = p->wide > TILE ? p->wide : TILE;
+    const int64_t channel = high * p->row, tile = TILE, wide = p->wide > tile ? p->wide : tile;
     float *sums = p->room + p->in * channel;
     MPT__LEVEL(plane_strips)(p, &p->x, p->in, from, high, p->padding[1], p->room);
     for (int64_t y = p->first; y < p->first + p->lines; y++) {
