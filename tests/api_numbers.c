@@ -109,6 +109,45 @@ TEST(draws_by_weight) {
     }
 }
 
+/* Classes of a softmax, at a temperature, of the likeliest ones: which can come, and how often. */
+TEST(draws_by_logits) {
+    static const float logits[6] = {1, -INFINITY, 2.5f, 0, 2.5f, -1};
+    static const struct {
+        double temperature;
+        int64_t top_k;
+        double top_p;
+        bool comes[6];
+    } ways[] = {{1, 0, 1, {true, false, true, true, true, true}},
+                {0.5, 0, 1, {true, false, true, true, true, true}},
+                {2, 3, 1, {true, false, true, false, true, false}},
+                {1, 0, 0.9, {true, false, true, false, true, false}}, /* 0.43 0.43 0.10 of 1 */
+                {1, 4, 0.5, {false, false, true, false, true, false}},
+                {1, 100, 1e-9, {false, false, true, false, false, false}},
+                {0, 0, 1, {false, false, true, false, false, false}}};
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    for (int k = 0; k < 7; k++) {
+        mpt_categorical_config by = mpt_categorical_config_default();
+        by.temperature = ways[k].temperature, by.top_k = ways[k].top_k, by.top_p = ways[k].top_p;
+        double share[6], sum = 0, counts[6] = {0};
+        mpt_tensor row = mpt_from(c, MPT_F32, MPT_SHAPE(1, 6), logits);
+        mpt_tensor drawn_places =
+            mpt_categorical(mpt_expand(row, MPT_SHAPE(DRAWN, 6)), k ? &by : NULL);
+        CHECK(mpt_get_dtype(drawn_places) == MPT_I64 && mpt_get_shape(drawn_places).rank == 1);
+        CHECK(read_places(drawn_places, DRAWN));
+        for (int i = 0; i < DRAWN; i++) counts[places[i]] += 1;
+        const double warm = by.temperature > 0 ? by.temperature : 1;
+        for (int i = 0; i < 6; i++)
+            sum += share[i] = ways[k].comes[i] ? exp((double)logits[i] / warm) : 0;
+        for (int i = 0; i < 6; i++) {
+            const double p = share[i] / sum;
+            CHECK_NEAR(counts[i], DRAWN * p, 4.5 * sqrt(DRAWN * p * (1 - p)));
+        }
+    }
+    CHECK(mpt_get_shape(mpt_categorical(mpt_ones(c, MPT_F32, MPT_SHAPE(7)), NULL)).rank == 0);
+    check_ok(c);
+    mpt_destroy(c);
+}
+
 static mpt_status drawing_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
     (void)user, (void)y;
     mpt_step_begin(c);
@@ -609,6 +648,7 @@ TEST_TABLE = {T(scattered_sums_are_wide),
               T(uniform_numbers_stay_below_one),
               T(draws_like_another_tensor),
               T(draws_by_weight),
+              T(draws_by_logits),
               T(captured_steps_cannot_draw_by_weight),
               T(draws_without_replacement),
               T(small_weights_are_drawn_last),

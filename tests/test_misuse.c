@@ -538,6 +538,23 @@ TEST(making_tensors) {
     MAKER(mpt_wrap, mpt_wrap(c_, d_, s_, data));
     CASE(mpt_rand, DTYPE, "float dtype", mpt_rand(f.context, MPT_I64, MPT_SHAPE(2)));
     CASE(mpt_randn, DTYPE, "float dtype", mpt_randn(f.context, MPT_BOOL, MPT_SHAPE(2)));
+    mpt_categorical_config by = mpt_categorical_config_default();
+    QUIET(mpt_categorical_config_default, by.temperature == 1 && by.top_p == 1);
+    TENSOR(mpt_categorical, mpt_categorical(t_, NULL));
+    CASE(mpt_categorical, DTYPE, "dtype int64: expected", mpt_categorical(f.longs, NULL));
+    CASE(mpt_categorical, ARGUMENT, "by weights []", mpt_categorical(f.scalar, NULL));
+    by.temperature = -1;
+    CASE(mpt_categorical, ARGUMENT, "temperature = -1", mpt_categorical(f.x, &by));
+    by.temperature = 0, by.top_k = -1;
+    CASE(mpt_categorical, ARGUMENT, "top_k = -1; expected", mpt_categorical(f.x, &by));
+    by.top_k = 0, by.top_p = 0;
+    CASE(mpt_categorical, ARGUMENT, "top_p = 0; expected a share", mpt_categorical(f.x, &by));
+    CASE(mpt_categorical, ARGUMENT, "row 0 has no logit above -infinity",
+         mpt_categorical(mpt_full(f.context, MPT_F32, MPT_SHAPE(2, 3), -INFINITY), NULL));
+    CASE(mpt_categorical, ARGUMENT, "logit 0 of row 0 is nan",
+         mpt_categorical(mpt_full(f.context, MPT_F32, MPT_SHAPE(2, 3), NAN), NULL));
+    CASE(mpt_categorical, ARGUMENT, "logit 0 of row 0 is inf",
+         mpt_categorical(mpt_full(f.context, MPT_F32, MPT_SHAPE(2, 3), INFINITY), NULL));
     TENSOR(mpt_multinomial, mpt_multinomial(t_, 1, true));
     CASE(mpt_multinomial, DTYPE, "dtype int64: expected", mpt_multinomial(f.longs, 1, true));
     CASE(mpt_multinomial, ARGUMENT, "0 draws by weights [4, 8]", mpt_multinomial(f.x, 0, true));

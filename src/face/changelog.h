@@ -13,10 +13,10 @@
     of whole trainings that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up
     to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
-    a second file; draws of classes by weight; confusion matrices; L-BFGS; Muon; hooks at modules;
-    recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units (SwiGLU), norms
-    of queries and keys, attention by a sliding window, caches of keys and values; hash grids; one
-    copy of the weights for several threads; CUDA kernels of your own in ops.
+    a second file; draws of classes by weight or logits; confusion matrices; L-BFGS; Muon; hooks at
+    modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
+    (SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
+    hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops.
 */
 
 /* ==== Licence ================================================================================

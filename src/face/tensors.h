@@ -378,6 +378,17 @@ MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
    an error in a captured step.
        next = mpt_multinomial(mpt_softmax(logits, -1), 1, false); */
 MPTRAIN_API mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement);
+/* A class of each row of logits [.., n], as i64 [..]: by its softmax at that temperature, of the
+   top_k likeliest, and of those from the fewest that together have top_p. Logits of -infinity are
+   never drawn; NaN, infinity or a row of nothing else is an error that names it. Else as
+   mpt_multinomial. */
+typedef struct mpt_categorical_config {
+    double temperature; /* 1; 0: the largest logit */
+    int64_t top_k;      /* 0: all */
+    double top_p;       /* 1 */
+} mpt_categorical_config;
+MPTRAIN_API mpt_categorical_config mpt_categorical_config_default(void);
+MPTRAIN_API mpt_tensor mpt_categorical(mpt_tensor logits, const mpt_categorical_config *config);
 /* Copies `data`, row-major elements of `dtype`, in. */
 MPTRAIN_API mpt_tensor mpt_from(
     mpt_context *context, mpt_dtype dtype, mpt_shape shape, const void *data);

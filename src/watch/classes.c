@@ -16,6 +16,11 @@ static mpt_scores mpt__no_scores(void) {
     return scores;
 }
 
+mpt_categorical_config mpt_categorical_config_default(void) {
+    mpt_categorical_config config = {1, 0, 1};
+    return config;
+}
+
 #ifdef MPTRAIN_NO_WATCH
 
 MPT__BEGIN_ABSENT
@@ -31,6 +36,11 @@ mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) 
     mpt__watch_missing(weights.context, "mpt_multinomial");
     return mpt__null(weights.context);
 }
+
+mpt_tensor mpt_categorical(mpt_tensor logits, const mpt_categorical_config *config) {
+    mpt__watch_missing(logits.context, "mpt_categorical");
+    return mpt__null(logits.context);
+}
 MPT__END_ABSENT
 
 #else
@@ -39,14 +49,62 @@ MPT__END_ABSENT
 
 #define MPT__CLASS_STREAM 2 /* beside that of mpt_rand */
 
-/* What mpt_multinomial draws by, and what it has drawn. */
+/* What mpt_multinomial and mpt_categorical draw by, and what they have drawn. */
 typedef struct {
     double *weights; /* [rows, n] */
     double *sums; /* of one row: a tree whose node i has the sum of 2i and 2i + 1, leaves from n */
     int64_t *out; /* [rows, count] */
     int64_t rows, n, count;
     bool replacement;
+    const mpt_categorical_config *logits; /* NULL: they are weights already */
 } mpt__draw;
+
+/* Of the weights of a row all become 0 but the largest, which are `most` of them, or as many as
+   have that share of the sum together. */
+static void mpt__draw_keep(const mpt__draw *draw, double *weights, int64_t most, double share) {
+    double *best = draw->sums, sum = 0, kept = 0; /* a tree of maxima, leaves from n */
+    const int64_t n = draw->n;
+    for (int64_t i = 0; i < n; i++) sum += best[n + i] = weights[i];
+    for (int64_t i = n - 1; i > 0; i--)
+        best[i] = best[2 * i] < best[2 * i + 1] ? best[2 * i + 1] : best[2 * i];
+    for (int64_t k = 0; k < most && kept < share * sum; k++) {
+        int64_t node = 1;
+        while (node < n) node = 2 * node + (best[2 * node] < best[2 * node + 1]);
+        if (!(best[node] > 0)) break;
+        kept += best[node];
+        weights[node - n] = -best[node]; /* a mark */
+        best[node] = 0;
+        while ((node /= 2) > 0)
+            best[node] =
+                best[2 * node] < best[2 * node + 1] ? best[2 * node + 1] : best[2 * node];
+    }
+    for (int64_t i = 0; i < n; i++) weights[i] = weights[i] < 0 ? -weights[i] : 0;
+}
+
+/* Makes weights of a row of logits. */
+static bool mpt__draw_logits(mpt_context *ctx, const mpt__draw *draw, int64_t row) {
+    const mpt_categorical_config *c = draw->logits;
+    double *weights = draw->weights + row * draw->n, most = -MPT__INF_F64;
+    int64_t first = 0;
+    for (int64_t i = 0; i < draw->n; i++) {
+        if (!(weights[i] < MPT__INF_F64))
+            return mpt__reject(ctx, ARGUMENT,
+                "logit %lld of row %lld is %g: expected a finite one, or -infinity for what is "
+                "never drawn",
+                i, row, weights[i]);
+        if (weights[i] > most) most = weights[i], first = i;
+    }
+    if (!(most > -MPT__INF_F64))
+        return mpt__reject(
+            ctx, ARGUMENT, "row %lld has no logit above -infinity, so nothing can be drawn", row);
+    for (int64_t i = 0; i < draw->n; i++)
+        weights[i] = c->temperature > 0 ? mpt__exp((weights[i] - most) / c->temperature)
+                                        : i == first;
+    if (c->top_k > 0 && c->top_k < draw->n)
+        mpt__draw_keep(draw, weights, c->top_k, MPT__INF_F64);
+    if (c->top_p < 1) mpt__draw_keep(draw, weights, draw->n, c->top_p);
+    return true;
+}
 
 /* Whether a row can be drawn from, else an error that names it. Fills the tree. */
 static bool mpt__draw_row(mpt_context *ctx, const mpt__draw *draw, int64_t row) {
@@ -100,6 +158,7 @@ static bool mpt__draw_rows(mpt_context *ctx, const mpt__tensor *weights, const m
     mpt__rng_key key = {ctx->config.seed, MPT__CLASS_STREAM, ctx->now.draws};
     if (mpt__read_as(ctx, weights, MPT_F64, draw->weights) != MPT_OK) return false;
     for (int64_t row = 0; row < draw->rows; row++) {
+        if (draw->logits && !mpt__draw_logits(ctx, draw, row)) return false;
         if (!mpt__draw_row(ctx, draw, row)) return false;
         mpt__draw_all(draw, key, row);
     }
@@ -123,16 +182,17 @@ static bool mpt__draw_check(mpt_context *ctx, const mpt__tensor *weights, int64_
     return mpt__checked_bytes(ctx, MPT_I64, shape) >= 0;
 }
 
-mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
+/* `count` draws of each row; of logits one, in a shape without the last dimension. */
+static mpt_tensor mpt__draw_new(mpt_context *ctx, const mpt__tensor *found, int64_t count,
+    bool replacement, const mpt_categorical_config *logits) {
     MPT__PLAIN_FLOATS;
-    mpt_context *ctx = weights.context;
-    const mpt__tensor *found = mpt__enter_at(weights, "mpt_multinomial", "weights");
     mpt_shape shape;
     mpt__draw draw;
     mpt_tensor out = mpt__null(ctx);
     mpt__zero(draw);
     if (!found || !mpt__draw_check(ctx, found, count, &draw, &shape)) return out;
-    draw.replacement = replacement;
+    draw.replacement = replacement, draw.logits = logits;
+    if (logits) shape.rank--;
     /* One element more than nothing, for rows or weights that there are none of. */
     int64_t sizes[] = {draw.rows * draw.n + 1, 2 * draw.n + 2, draw.rows * count + 1};
     draw.weights = (double *)mpt__host_array(ctx, sizes[0], sizeof(double));
@@ -148,6 +208,25 @@ mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) 
     mpt__host_free(ctx, draw.sums, (size_t)sizes[1] * sizeof(double));
     mpt__host_free(ctx, draw.out, (size_t)sizes[2] * sizeof(int64_t));
     return out;
+}
+
+mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
+    const mpt__tensor *found = mpt__enter_at(weights, "mpt_multinomial", "weights");
+    return mpt__draw_new(weights.context, found, count, replacement, NULL);
+}
+
+mpt_tensor mpt_categorical(mpt_tensor logits, const mpt_categorical_config *config) {
+    mpt_context *ctx = logits.context;
+    const mpt__tensor *found = mpt__enter_at(logits, "mpt_categorical", "logits");
+    const mpt_categorical_config c = config ? *config : mpt_categorical_config_default();
+    if (!found) return mpt__null(ctx);
+    if (!(c.temperature >= 0) || !mpt__f64_is_finite(c.temperature) || c.top_k < 0)
+        return mpt__refuse(ctx, ARGUMENT,
+            "temperature = %g, top_k = %lld; expected finite ones, 0 or more", c.temperature,
+            c.top_k);
+    if (!(c.top_p > 0 && c.top_p <= 1))
+        return mpt__refuse(ctx, ARGUMENT, "top_p = %g; expected a share above 0, up to 1", c.top_p);
+    return mpt__draw_new(ctx, found, 1, true, &c);
 }
 
 /* ==== Confusion ==== */
