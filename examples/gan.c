@@ -1,5 +1,4 @@
-/* gan.c - two nets against each other: one makes numbers of noise, one tells them from real ones,
- * which are normal with mean 4 and deviation 0.5. test arguments: */
+/* gan.c - a net makes numbers of noise, a judge tells them from normal ones. test arguments: */
 #include <stdio.h>
 #include "mptrain.h"
 
