@@ -58,7 +58,7 @@ class Header:
                          for part in re.split(r',(?![^(]*\))', row['given'])]
                 self.functions[row['function']] = (
                     self.named(row['result']), [kind for kind in given if kind is not None],
-                    row['given'].startswith('mpt_context *'))
+                    row['given'].lstrip().startswith('mpt_context *'))
 
     def enum(self, text):
         value = -1
