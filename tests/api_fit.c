@@ -231,6 +231,63 @@ TEST(learns_and_reports) {
     mpt_destroy(w.ctx);
 }
 
+/* What each step says about itself. */
+typedef struct progresses {
+    mpt_progress steps[2 * STEPS + 2];
+    int64_t count;
+} progresses;
+
+static bool tell(void *user, const mpt_progress *progress) {
+    progresses *t = (progresses *)user;
+    if (t->count < 2 * STEPS + 2) t->steps[t->count++] = *progress;
+    return true;
+}
+
+/* A norm that is only measured changes no bit, as clipping to what is never reached does not. Both
+   measure the same: after the first step what a loop by hand has there. */
+TEST(steps_tell_rate_norm_and_memory) {
+    uint64_t hashes[3];
+    progresses all[3];
+    memset(all, 0, sizeof all);
+    for (int way = 0; way < 3; way++) {
+        world w = make_world(0.02);
+        mpt_fit_config config = mpt_fit_config_default();
+        config.epochs = 2, config.precision = MPT_F16;
+        config.progress = tell, config.user = &all[way];
+        if (way == 1) config.grad_norm = true;
+        if (way == 2) config.clip_norm = 1e9;
+        mpt_schedule_create(w.optimizer, mpt_linear_lr(1, 0, 2 * STEPS), MPT_PER_STEP);
+        mpt_fit(w.net, w.optimizer, w.train, &config);
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        hashes[way] = mpt_module_hash(w.net);
+        CHECK_EQ_INT(all[way].count, 2 * STEPS + 2);
+        mpt_destroy(w.ctx);
+    }
+    CHECK(hashes[0] == hashes[1] && hashes[0] == hashes[2]);
+    for (int i = 0; i < 2 * STEPS + 2; i++) {
+        const mpt_progress *p = &all[1].steps[i];
+        int64_t step = (i + 1) - (i + 1 > STEPS) - (i + 1 > 2 * STEPS + 1);
+        CHECK_EQ_INT(p->step, step);
+        CHECK_CLOSE(p->lr, 0.02 * (1.0 - (double)step / (2 * STEPS)), 1e-12, 1e-12);
+        CHECK(isnan(all[0].steps[i].grad_norm));
+        CHECK(p->grad_norm > 0.0 && p->grad_norm == all[2].steps[i].grad_norm);
+        CHECK(p->memory > 0);
+    }
+    world w = make_world(0.02);
+    mpt_batch b;
+    mpt_loader_next(w.train, &b);
+    mpt_step_begin(w.ctx);
+    mpt_autocast_begin(w.ctx, MPT_F16);
+    mpt_tensor loss = mpt_nll_loss(mpt_forward(w.net, b.x), b.y, NULL);
+    mpt_autocast_end(w.ctx);
+    mpt_scaler scaler = mpt_grad_scaler(w.ctx, NULL);
+    mpt_backward(mpt_scale_loss(scaler, loss));
+    mpt_unscale(scaler, w.optimizer);
+    CHECK_CLOSE(all[1].steps[0].grad_norm, mpt_item(mpt_grad_norm(w.optimizer, 2)), 1e-6, 0);
+    mpt_step_end(w.ctx);
+    mpt_destroy(w.ctx);
+}
+
 TEST(no_allocations_in_the_steady_state) {
     world w = make_world(0.01);
     mpt_fit_config config = mpt_fit_config_default();
@@ -959,6 +1016,7 @@ TEST_TABLE = {T(defaults),
               T(same_bits_as_the_loop_by_hand),
               T(automatic_precision),
               T(learns_and_reports),
+              T(steps_tell_rate_norm_and_memory),
               T(no_allocations_in_the_steady_state),
               T(waiting_for_data_is_told),
               T(evaluate_against_the_definition),

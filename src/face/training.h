@@ -1041,6 +1041,11 @@ typedef struct mpt_progress {
     double steps_per_second, seconds, eta_seconds;
     double seconds_waited; /* of them for batches to train on */
     bool epoch_end;
+    int64_t step;     /* of the whole fit, from 1; behind an epoch that of its last batch */
+    double lr;        /* of the first group, for the next step; NaN once the optimizer is gone */
+    double grad_norm; /* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
+                         is what the host knows by now: on a GPU that of an earlier step */
+    int64_t memory;   /* bytes in live use */
     const char *text; /* the line the library would show: bar, figures, ETA */
 } mpt_progress;
 
@@ -1051,6 +1056,7 @@ typedef struct mpt_fit_config {
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
     mpt_loader validation; /* null handle: none */
     double clip_norm;      /* 0: no clipping */
+    bool grad_norm;        /* false; measures mpt_progress.grad_norm without clipping, too */
     mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
     mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
     /* Called after every step and epoch; false stops the training. */

@@ -314,6 +314,25 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
     return stats;
 }
 
+/* Fills what progress says about the optimizer, as far as it is there and the host knows it. */
+static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
+    const mpt_context *ctx = fit->context;
+    const mpt__object *row = &ctx->objects[MPT__OPTIMIZER].rows[fit->optimizer.slot];
+    const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
+    fit->progress.lr = fit->progress.grad_norm = MPT__NAN_F64;
+    if (!optimizer || row->generation != fit->optimizer.generation) return;
+    const mpt__schedule *schedule = optimizer->schedule;
+    fit->progress.lr = optimizer->groups[0].lr;
+    if (schedule) {
+        int64_t time = schedule->state.time;
+        if (schedule->unit == MPT_PER_STEP)
+            time += ctx->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
+        fit->progress.lr = mpt__schedule_rate(schedule, fit->progress.lr, time);
+    }
+    if (fit->config->clip_norm > 0.0 || fit->config->grad_norm)
+        fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
+}
+
 /* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
    after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
@@ -340,6 +359,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
     mpt__text line = mpt__text_make(text, sizeof text);
     if (!fit->config->progress) return;
     mpt__fit_measure(fit);
+    mpt__fit_look_at_optimizer(fit);
+    fit->progress.step = fit->result.steps;
+    fit->progress.memory = mpt_memory(fit->context).total_current;
     fit->progress.epoch_end = epoch_end;
     fit->progress.text = text;
     if (epoch_end)
@@ -386,8 +408,12 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
     mpt_zero_grad(fit->optimizer);
     mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
-    if (scaled && fit->config->clip_norm > 0.0) mpt_unscale(fit->scaler, fit->optimizer);
-    if (fit->config->clip_norm > 0.0) mpt_clip_grad_norm(fit->optimizer, fit->config->clip_norm);
+    const bool clips = fit->config->clip_norm > 0.0;
+    if (scaled && (clips || fit->config->grad_norm)) mpt_unscale(fit->scaler, fit->optimizer);
+    if (clips)
+        mpt_clip_grad_norm(fit->optimizer, fit->config->clip_norm);
+    else if (fit->config->grad_norm)
+        mpt_grad_norm(fit->optimizer, 2);
     if (scaled) {
         mpt_scaler_step(fit->scaler, fit->optimizer);
         mpt_scaler_update(fit->scaler);
