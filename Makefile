@@ -6,8 +6,8 @@
 #   make web           build/web/digits.html: a net that trains in a browser, as one file to hand out
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
-#   make amalgamate    writes mptrain.h from src/
-#   make check-header  fails unless mptrain.h is what src/ generates
+#   make amalgamate    writes mptrain.h, mptrain_cuda.cu and tools/mptrain_tools.h from src/
+#   make check-header  fails unless these are what src/ generates
 #   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make house         its wings and rooms, with lines, bytes and arrows
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
@@ -31,7 +31,7 @@
 #                      cut and changed files: 20 minutes at most;  QUICK=1 takes 3;  SEED=1
 #                      ONLY="kills power"
 #   make torture-long  the same with larger numbers, and under valgrind and the thread sanitizer
-#   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
+#   make install       headers and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
 # and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
@@ -140,27 +140,32 @@ test: $(LOGS)
 amalgamate: $(BUILD)/amalgamate
 	$(BUILD)/amalgamate src/mptrain.h mptrain.h
 	$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu mptrain_cuda.cu
+	$(BUILD)/amalgamate src/tools/mptrain_tools.h tools/mptrain_tools.h
 
 check-header: $(BUILD)/amalgamate
 	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
 	@$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(BUILD)/generated.cu
-	@cmp $(BUILD)/generated.h mptrain.h && cmp $(BUILD)/generated.cu mptrain_cuda.cu || \
-	    { echo "the two files are not what src/ generates: run 'make amalgamate'"; exit 1; }
-	@echo "mptrain.h and mptrain_cuda.cu are what src/ generates"
+	@$(BUILD)/amalgamate src/tools/mptrain_tools.h $(BUILD)/generated_tools.h
+	@cmp $(BUILD)/generated.h mptrain.h && cmp $(BUILD)/generated.cu mptrain_cuda.cu && \
+	    cmp $(BUILD)/generated_tools.h tools/mptrain_tools.h || \
+	    { echo "the three files are not what src/ generates: run 'make amalgamate'"; exit 1; }
+	@echo "mptrain.h, mptrain_cuda.cu and tools/mptrain_tools.h are what src/ generates"
 
 SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
 house: $(BUILD)/house
 	@$< src/mptrain.h
 
 lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
-	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
+	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h ! -path 'src/tools/*') $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
+	@$(BUILD)/lint src/tools/mptrain_tools.h $(filter-out src/tools/mptrain_tools.h,$(wildcard src/tools/*.[ch] src/tools/*/*.h))
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \
 	    $${shell#*!} -n $$script || exit 1; done
 	@$(BUILD)/house --check src/mptrain.h
 	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
-	@$(BUILD)/reference --check $(BUILD)/generated.h tests/api_shown.c README.md
+	@$(BUILD)/amalgamate src/tools/mptrain_tools.h $(BUILD)/generated_tools.h
+	@$(BUILD)/reference --check $(BUILD)/generated.h tests/api_shown.c $(BUILD)/generated_tools.h README.md
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
@@ -251,7 +256,7 @@ VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot
 
 install:
 	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
-	cp mptrain.h $(wildcard mptrain_cuda.cu) $(DESTDIR)$(PREFIX)/include
+	cp mptrain.h $(wildcard mptrain_cuda.cu tools/mptrain_tools.h) $(DESTDIR)$(PREFIX)/include
 	printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mptrain' \
 	    'Description: mixed-precision neural network training in one C header' \
 	    'Version: $(VERSION)' 'Cflags: -I$${includedir}' 'Libs: -lm -lpthread' \

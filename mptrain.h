@@ -508,12 +508,14 @@ mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the
 and step whose output is not finite; the scaler switches it on by itself for the step after an
 overflow. mpt_anomaly_mode runs a step whose loss or gradients are not finite once more in fp32, and
 names the first op that overflowed in fp16 or bf16 but would not have there, or says that fp32 fails
-as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
-mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
-mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
-table of all weights or gradients, with what fp16 would lose of them; mpt_confusion counts which
-classes are taken for which; mpt_gradcheck tests an op of yours; mpt_determinism says what could
-differ elsewhere. MPT_ISA_NULL executes nothing and so measures what calls cost.
+as well. mpt_get_counters counts calls, kernels, casts and the work of each thread. mpt_record_begin
+and mpt_replay execute a step again, on inputs made before the recording. mpt_summary, mpt_format,
+mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a table of all weights or
+gradients, with what fp16 would lose of them; mpt_confusion counts which classes are taken for
+which; mpt_gradcheck tests an op of yours; mpt_determinism says what could differ elsewhere.
+tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
+as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
+of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
@@ -2392,6 +2394,11 @@ typedef struct mpt_progress {
 	double steps_per_second, seconds, eta_seconds;
 	double seconds_waited; /* of them for batches to train on */
 	bool epoch_end;
+	int64_t step;     /* of the whole fit, from 1; behind an epoch that of its last batch */
+	double lr;        /* of the first group, for the next step; NaN once the optimizer is gone */
+	double grad_norm; /* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
+						 is what the host knows by now: on a GPU that of an earlier step */
+	int64_t memory;   /* bytes in live use */
 	const char *text; /* the line the library would show: bar, figures, ETA */
 } mpt_progress;
 
@@ -2402,6 +2409,7 @@ typedef struct mpt_fit_config {
 	mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
 	mpt_loader validation; /* null handle: none */
 	double clip_norm;      /* 0: no clipping */
+	bool grad_norm;        /* false; measures mpt_progress.grad_norm without clipping, too */
 	mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
 	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
 	/* Called after every step and epoch; false stops the training. */
@@ -27863,14 +27871,17 @@ static mpt_status mpt__conv_compute(
 	mpt__tensor image[3], residual;
 	const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
 	if (bias && !(end.bias = mpt__contiguous_of(frame, bias))) return mpt__outcome(frame);
-	if (!end.residual && mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
+	if (mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
 		const mpt__tensor *of[3] = {frame->in[0], NULL, frame->out[0]};
 		of[1] = mpt__planes_weight(frame, weight, &image[1]);
-		if (!of[1]) return mpt__outcome(frame);
-		return mpt__launch_planes(
-			frame, MPT__K_CONV, of, &end, NULL, NULL, MPT__READ, MPT__WRITE);
+		if (!of[1] ||
+			(end.residual &&
+				mpt__launch_copy(frame->context, end.residual, of[2], MPT__WRITE) != MPT_OK))
+			return mpt__outcome(frame);
+		return mpt__launch_planes(frame, MPT__K_CONV, of, &end, NULL, NULL, MPT__READ,
+			end.residual ? MPT__ACCUMULATE : MPT__WRITE);
 	}
-	if (        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+	if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
 		!mpt__conv_weight(frame, weight, &image[1]) ||
 		(end.residual && !mpt__image_in(frame, end.residual, &residual)))
 		return mpt__outcome(frame);
@@ -49682,6 +49693,25 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
 	return stats;
 }
 
+/* Fills what progress says about the optimizer, as far as it is there and the host knows it. */
+static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
+	const mpt_context *ctx = fit->context;
+	const mpt__object *row = &ctx->objects[MPT__OPTIMIZER].rows[fit->optimizer.slot];
+	const mpt__optimizer *optimizer = (const mpt__optimizer *)row->object;
+	fit->progress.lr = fit->progress.grad_norm = MPT__NAN_F64;
+	if (!optimizer || row->generation != fit->optimizer.generation) return;
+	const mpt__schedule *schedule = optimizer->schedule;
+	fit->progress.lr = optimizer->groups[0].lr;
+	if (schedule) {
+		int64_t time = schedule->state.time;
+		if (schedule->unit == MPT_PER_STEP)
+			time += ctx->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
+		fit->progress.lr = mpt__schedule_rate(schedule, fit->progress.lr, time);
+	}
+	if (fit->config->clip_norm > 0.0 || fit->config->grad_norm)
+		fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
+}
+
 /* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
    after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
@@ -49708,6 +49738,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 	mpt__text line = mpt__text_make(text, sizeof text);
 	if (!fit->config->progress) return;
 	mpt__fit_measure(fit);
+	mpt__fit_look_at_optimizer(fit);
+	fit->progress.step = fit->result.steps;
+	fit->progress.memory = mpt_memory(fit->context).total_current;
 	fit->progress.epoch_end = epoch_end;
 	fit->progress.text = text;
 	if (epoch_end)
@@ -49754,8 +49787,12 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
 	mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
 	mpt_zero_grad(fit->optimizer);
 	mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
-	if (scaled && fit->config->clip_norm > 0.0) mpt_unscale(fit->scaler, fit->optimizer);
-	if (fit->config->clip_norm > 0.0) mpt_clip_grad_norm(fit->optimizer, fit->config->clip_norm);
+	const bool clips = fit->config->clip_norm > 0.0;
+	if (scaled && (clips || fit->config->grad_norm)) mpt_unscale(fit->scaler, fit->optimizer);
+	if (clips)
+		mpt_clip_grad_norm(fit->optimizer, fit->config->clip_norm);
+	else if (fit->config->grad_norm)
+		mpt_grad_norm(fit->optimizer, 2);
 	if (scaled) {
 		mpt_scaler_step(fit->scaler, fit->optimizer);
 		mpt_scaler_update(fit->scaler);
@@ -51838,6 +51875,8 @@ MPT__END_FLOAT_CONTROL
 	modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops.
+	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
+	training; what this machine does and how fast.
 */
 
 /* ==== Licence ================================================================================

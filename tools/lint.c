@@ -20,7 +20,8 @@ enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
 /* Where a word may stand: BASE is the rooms that know the system; SIMD those with code per
    instruction set. A place that ends in '/' is a folder. */
 enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
-static const char *const base_rooms[] = {"ground/base.c", "ground/files.c", "ground/platform.h"};
+static const char *const base_rooms[] = {"ground/base.c", "ground/files.c", "ground/platform.h",
+    "files.c", "records.c"}; /* of src/tools/ */
 static const char *const simd_rooms[] = {"cpu/"};
 
 /* The words that kernels are written in; cpu/vocabulary_end.h takes their names back. */
@@ -46,7 +47,7 @@ static const rule rules[] = {
      NOWHERE, "depends on the locale, on the process or on the platform"},
     {"malloc calloc realloc free aligned_alloc posix_memalign strdup fopen fread fwrite fclose "
      "fseek ftell remove rename getenv clock_gettime pthread_create pthread_join",
-     CALL, BASE, "the system is reached through the callbacks of ground/base.c"},
+     CALL, BASE, "the system is reached through ground/base.c; by tools through files.c"},
     {"exp expf exp2 exp2f expm1 expm1f log logf log2 log2f log10 log10f log1p log1pf tanh tanhf "
      "sinh cosh sin sinf cos cosf tan tanf asin acos atan atan2 pow powf erf erff erfc cbrt hypot "
      "fma fmaf tgamma lgamma",

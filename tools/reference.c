@@ -1,13 +1,13 @@
 /* reference.c - writes the reference page from the manual and the declarations in mptrain.h.
 
        reference mptrain.h examples.c reference.md
-       reference --check mptrain.h examples.c README.md...
+       reference --check mptrain.h examples.c tools.h README.md...
 
    The page is Markdown: the chapters of the manual, then the groups of declarations, each with its
    examples and with every declaration under the comment that stands above it, then an index. Both
    fail where a group has no example or an example no group. --check also fails where a function has
-   no comment, and where a text (the manual is one) names something that the header does not
-   declare.
+   no comment, and where a text (the manual is one) names something that neither the header nor
+   tools.h declares.
 
    An example begins with a line that names its group, "==== Group: what it shows" in a comment, and
    ends with the test behind it. */
@@ -334,7 +334,7 @@ static int declares(const char *api, const char *end, const char *word, size_t l
 /* Every mpt_ and MPT_ word of a text must be declared; mpt_x_ stands for names that begin so. What
    an #ifndef asks for need not be there. */
 static int check_text(const char *path, const char *text, const char *text_end, const char *api,
-                      const char *end) {
+                      const char *end, const char *tools) {
     int line = 1, findings = 0;
     const char *at;
     for (at = text; at < text_end; at++) {
@@ -343,7 +343,8 @@ static int check_text(const char *path, const char *text, const char *text_end, 
         if (!(starts(at, "mpt_") || starts(at, "MPT_")) || (at > text && is_word(at[-1]))) continue;
         if (at - text >= 8 && starts(at - 8, "#ifndef ")) continue;
         while (is_word(at[length])) length++;
-        if (length > 4 && !declares(api, end, at, length)) {
+        if (length > 4 && !declares(api, end, at, length) &&
+            !declares(tools + 1, tools + strlen(tools), at, length)) {
             printf("%s:%d: the header does not declare %.*s\n", path, line, (int)length, at);
             findings++;
         }
@@ -354,13 +355,13 @@ static int check_text(const char *path, const char *text, const char *text_end, 
 
 int main(int argc, char **argv) {
     static page p;
-    char *header, *examples;
+    char *header, *examples, *tools;
     const char *api, *end;
     const int check = argc > 1 && strcmp(argv[1], "--check") == 0;
     int i;
-    if (check ? argc < 4 : argc != 4)
+    if (check ? argc < 5 : argc != 4)
         fail("usage: reference HEADER EXAMPLES OUTPUT, or\n"
-             "       reference --check HEADER EXAMPLES TEXT...");
+             "       reference --check HEADER EXAMPLES TOOLS TEXT...");
     header = read_text(argv[1 + check]);
     examples = read_text(argv[2 + check]);
     api = strstr(header, "\n*/\n");
@@ -377,12 +378,14 @@ int main(int argc, char **argv) {
     write_index(&p);
     check_examples(&p);
     if (check) {
-        p.findings += check_text(argv[2], header, api, api, end);
-        for (i = 4; i < argc; i++) {
+        tools = read_text(argv[4]);
+        p.findings += check_text(argv[2], header, api, api, end, tools);
+        for (i = 5; i < argc; i++) {
             char *text = read_text(argv[i]);
-            p.findings += check_text(argv[i], text, text + strlen(text), api, end);
+            p.findings += check_text(argv[i], text, text + strlen(text), api, end, tools);
             free(text);
         }
+        free(tools);
         printf("%d functions, each with a comment%s\n", p.n_functions,
                p.findings ? " but for those above" : "");
     } else if (ferror(p.out) | fclose(p.out)) {

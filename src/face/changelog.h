@@ -17,6 +17,8 @@
     modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
     (SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
     hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops.
+    tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
+    training; what this machine does and how fast.
 */
 
 /* ==== Licence ================================================================================

@@ -485,12 +485,14 @@ mpt_print_launches shows every kernel with its operands. mpt_trace_nan finds the
 and step whose output is not finite; the scaler switches it on by itself for the step after an
 overflow. mpt_anomaly_mode runs a step whose loss or gradients are not finite once more in fp32, and
 names the first op that overflowed in fp16 or bf16 but would not have there, or says that fp32 fails
-as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
-mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
-mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
-table of all weights or gradients, with what fp16 would lose of them; mpt_confusion counts which
-classes are taken for which; mpt_gradcheck tests an op of yours; mpt_determinism says what could
-differ elsewhere. MPT_ISA_NULL executes nothing and so measures what calls cost.
+as well. mpt_get_counters counts calls, kernels, casts and the work of each thread. mpt_record_begin
+and mpt_replay execute a step again, on inputs made before the recording. mpt_summary, mpt_format,
+mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a table of all weights or
+gradients, with what fp16 would lose of them; mpt_confusion counts which classes are taken for
+which; mpt_gradcheck tests an op of yours; mpt_determinism says what could differ elsewhere.
+tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
+as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
+of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 

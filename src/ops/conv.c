@@ -299,14 +299,17 @@ static mpt_status mpt__conv_compute(
     mpt__tensor image[3], residual;
     const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
     if (bias && !(end.bias = mpt__contiguous_of(frame, bias))) return mpt__outcome(frame);
-    if (!end.residual && mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
+    if (mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
         const mpt__tensor *of[3] = {frame->in[0], NULL, frame->out[0]};
         of[1] = mpt__planes_weight(frame, weight, &image[1]);
-        if (!of[1]) return mpt__outcome(frame);
-        return mpt__launch_planes(
-            frame, MPT__K_CONV, of, &end, NULL, NULL, MPT__READ, MPT__WRITE);
+        if (!of[1] ||
+            (end.residual &&
+                mpt__launch_copy(frame->context, end.residual, of[2], MPT__WRITE) != MPT_OK))
+            return mpt__outcome(frame);
+        return mpt__launch_planes(frame, MPT__K_CONV, of, &end, NULL, NULL, MPT__READ,
+            end.residual ? MPT__ACCUMULATE : MPT__WRITE);
     }
-    if (        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+    if (!mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
         !mpt__conv_weight(frame, weight, &image[1]) ||
         (end.residual && !mpt__image_in(frame, end.residual, &residual)))
         return mpt__outcome(frame);

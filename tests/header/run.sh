@@ -46,6 +46,7 @@ run_jobs() {
 
 strict='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wcast-qual'
 include="-I$top"
+tools="-I$top -I$top/tools"
 c_compilers= cxx_compilers=
 for c in gcc clang; do
     if have $c; then c_compilers="$c_compilers $c"; else skip "C compiler" "$c"; fi
@@ -73,6 +74,14 @@ cat >implementation.c <<'END'
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 END
+# The tools: alone, which needs the declarations and no more, and in one file with the library.
+for way in declarations implementation together; do
+    { [ $way = declarations ] || echo '#define MPTRAIN_TOOLS_IMPLEMENTATION'
+      [ $way != together ] || echo '#define MPTRAIN_IMPLEMENTATION'
+      echo '#include "mptrain.h"'
+      echo '#include "mptrain_tools.h"'
+      echo '#include "mptrain_tools.h"'; } >tools-$way.c
+done
 # The two files of MPTRAIN_CPU_SEPARATE.
 cat >rest.c <<'END'
 #define MPTRAIN_IMPLEMENTATION
@@ -181,6 +190,11 @@ for c in $c_compilers; do
         "$c -std=c11 -Ofast $strict $include -I$here -c -o $c-last.o last_implementation.c"
     job "$c-implementation-after-tgmath" "$c -std=c11 -Wall $include -fsyntax-only tgmath.c"
     job "$c-included-again" "$c -std=c11 $strict $include -fsyntax-only again.c"
+    for flags in -O2 -Ofast '-O2 -DMPTRAIN_TOOLS_STATIC'; do
+        job "$c-tools$(echo "$flags" | tr -d ' ')" \
+            "$c -std=c11 $flags $strict $tools -c -o /dev/null tools-implementation.c"
+    done
+    job "$c-tools-together" "$c -std=c11 $strict $tools -fsyntax-only tools-together.c"
 done
 for c in $cxx_compilers; do
     for std in c++11 c++14 c++17 c++20; do
@@ -196,6 +210,9 @@ for c in $cxx_compilers; do
     job "$c-implementation-after-others" \
         "$c -x c++ -std=c++17 $strict $include -I$here -fsyntax-only last_implementation.c"
     job "$c-included-again" "$c -x c++ -std=c++17 $strict $include -fsyntax-only again.c"
+    job "$c-tools-declarations" "$c -x c++ -std=c++11 $strict $tools -fsyntax-only tools-declarations.c"
+    job "$c-tools" "$c -x c++ -std=c++17 -O2 $strict $tools -c -o /dev/null tools-implementation.c"
+    job "$c-tools-together" "$c -x c++ -std=c++17 $strict $tools -fsyntax-only tools-together.c"
 done
 
 # -- Programs of one and two units ------------------------------------------------------------
@@ -420,6 +437,7 @@ least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1
 # What users feel is bounded below: time to compile, size of objects. Bytes stand here so that growth
 # is decided: without comments there were 1,692,568 when the house was divided, and may be 22 % more.
 at_most 'mptrain.h' "$(wc -c <"$header")" 2500000 bytes
+at_most mptrain_tools.h "$(wc -c <"$top/tools/mptrain_tools.h")" 600000 bytes
 at_most 'mptrain.h without comments' \
     "$($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c)" 2064900 bytes
 for c in $c_compilers; do

@@ -1,0 +1,13 @@
+/* The spine of the tools: what only looks at a training and writes files about it. It stands on the
+   public API of mptrain.h alone. tools/amalgamate.c makes ../../tools/mptrain_tools.h from it. */
+#include "face/manual.h"
+#include "face/journal.h"
+
+#if defined(MPTRAIN_TOOLS_IMPLEMENTATION) && !defined(MPT__TOOLS_IMPLEMENTED)
+#define MPT__TOOLS_IMPLEMENTED
+#include "files.c"
+#include "numbers.c"
+#include "records.c"
+#include "events.c"
+#include "journal.c"
+#endif
