@@ -643,16 +643,22 @@ static void mpt__norm_groups_task(
         row * size <= MPT__NORM_NEAR;
     int64_t most = MPT__NORM_NEAR / size;
     if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
+    const bool past = w->direct && w->routines->norm_next != NULL && !w->back && !w->adds &&
+        w->dtype != MPT_F16 && w->data[MPT__PART_OUT] != NULL && !w->relu &&
+        w->part[MPT__PART_MORE] < 0 && w->length * size >= MPT__NORM_LONG &&
+        mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
+    if (past) most = MPT__NORM_PAST / size;
     const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
     mpt__real *const numbers = w->numbers + thread * w->numbers_each, *gradient[2];
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
-    b.beyond_cache = w->beyond_cache, b.fetches = fetches;
+    b.beyond_cache = w->beyond_cache && !past, b.past = past, b.fetches = fetches;
     for (int k = 0; k < 2; k++) gradient[k] = w->partial + (2 * chunk + k) * all;
     const int64_t stop = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     for (int64_t n = chunk * w->chunk; n < stop; n++)
         for (int64_t g = begin, next; g < end; g = next) {
             next = mpt__cpu_min(g + (by > 1 ? by : 1), end);
+            b.last = next == end && n + 1 == stop;
             if (w->back)
                 mpt__norm_groups_back(w, &b, n, g, next, numbers, gradient);
             else

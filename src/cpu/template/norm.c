@@ -131,7 +131,25 @@ MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
         int64_t i = 0;
 #if MPT__WIDTH == 16
         v_f v0, v1;
-        const bool fetches = b->fetches;
+        const bool fetches = b->fetches, past = plain && b->past;
+        for (int64_t m = -(intptr_t)out / size & (64 / size - 1); past && i < n; i += m, m = 0) {
+            m = mpt__cpu_min(m > 0 ? m : 32, n - i);
+            for (int64_t at = i; m < 32 && at < i + m; at += MPT__WIDTH) {
+                const int64_t left = i + m - at;
+                v = v_mul(v_sub(v_load_as(x + at * size, left, dtype), mean), rstd);
+                if (biased) v = v_add(v, bias);
+                if (dtype == MPT_F32 && left >= MPT__WIDTH)
+                    v_stream((float *)(void *)out + at, v);
+                else
+                    v_store_as(out + at * size, v, left, dtype);
+            }
+            if (m < 32) continue;
+            v_load_two(x + i * size, &v0, &v1, dtype);
+            MPT__PREFETCH_FAR(x + i * size + MPT__NORM_PAST);
+            if (dtype == MPT_F32) MPT__PREFETCH_FAR(x + i * size + MPT__NORM_PAST + 64);
+            MPT__NORM_VECTORS(MPT__TWO_NORM)
+            v_store_two(out + i * size, v0, v1, dtype, true);
+        }
         for (; plain && !columns && i + 32 <= n; i += 32) {
             v_load_two(x + i * size, &v0, &v1, dtype);
             if (fetches) { MPT__TWO_FETCH(x) }
@@ -154,7 +172,7 @@ MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
                 v_store_as(out + i * size, v, MPT__WIDTH, dtype);
         }
     }
-    if (streams) v_fence();
+    if (streams || (b->past && b->last)) v_fence();
     if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0);
 }
 MPT__OP void MPT__LEVEL(norm_slope_of)(mpt__norm_block *b, int dtype, bool plain) {
