@@ -30,7 +30,8 @@
 #   make torture       kills, power losses, exact resumes, refused memory, failing files and threads,
 #                      cut and changed files: 20 minutes at most;  QUICK=1 takes 3;  SEED=1
 #                      ONLY="kills power"
-#   make torture-long  the same with larger numbers, and under valgrind and the thread sanitizer
+#   make torture-long  the same with larger numbers, fuzzers, and under valgrind and the thread
+#                      sanitizer, for hours; a run that was broken off goes on;  SHARE=100  WRITE=1
 #   make install       headers and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
@@ -248,7 +249,7 @@ mutate: $(BUILD)/mutate
 
 # Builds what it runs: the processes that are killed with the library as it is.
 torture torture-long:
-	@QUICK='$(if $(filter torture,$@),$(QUICK))' LONG='$(filter torture-long,$@)' \
+	@QUICK='$(if $(filter torture,$@),$(QUICK))' LONG='$(filter torture-long,$@)' SHARE='$(SHARE)' WRITE='$(WRITE)' \
 	    SEED='$(or $(SEED),1)' ONLY='$(ONLY)' MAKE='$(MAKE)' sh tests/torture/run.sh '$(BUILD)'
 
 VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
