@@ -1,9 +1,10 @@
 /* fuzz_api.c: bytes become calls of the public API on a pool of handles. Each call is one byte that
    names a row of the table at the end, then the bytes that its arguments are made of. Handles stay
    in the pool after their object is gone, so stale ones turn up everywhere; one context is made
-   beside the other for foreign ones; one call of the allocator may be refused. Whatever comes, the
-   library does not crash, keeps its memory below its limit, has a message for every error, and
-   gives all memory back at the end. */
+   beside the other for foreign ones; one call of the allocator or for a file may be refused. A
+   thread that saves in the background runs where the bytes have it, between two calls or when it is
+   waited for. Whatever comes, the library does not crash, keeps its memory below its limit, has a
+   message for every error, and gives all memory back at the end. */
 #include "fuzz.h"
 
 enum { MAX_SIZE = 512, TENSORS = 16, OBJECTS = 4, ELEMENTS = 4096, MAX_CALLS = 160, MAX_DEPTH = 3 };
@@ -23,6 +24,8 @@ static struct {
     mpt_op_call *call; /* of the user's op that runs */
     size_t block;      /* bytes of the snapshot */
     int depth;
+    void (*entry)(void *argument); /* of the thread that has not run yet */
+    void *argument;
 } f;
 
 /* Bytes in any dtype, class numbers if read as i64; wrapped tensors lie in the second. */
@@ -105,6 +108,40 @@ static void put(mpt_tensor t) {
 }
 
 static void put_module(mpt_module m) { f.modules[pick(2 * OBJECTS)] = m; }
+
+/* ==== A thread that waits for its turn ==== */
+
+static void run_thread(void) {
+    void (*const entry)(void *argument) = f.entry;
+    f.entry = NULL;
+    if (entry) entry(f.argument);
+}
+
+static int thread_create(void *user, void **thread, void (*entry)(void *argument), void *argument) {
+    (void)user;
+    PROMISE(!f.entry); /* there is one folder, and one that writes there */
+    if (pick(8) == 7) return 1;
+    f.entry = entry, f.argument = argument;
+    *thread = &f;
+    return 0;
+}
+
+static int thread_join(void *user, void *thread) {
+    (void)user, (void)thread;
+    run_thread();
+    return 0;
+}
+
+static int lock_create(void *user, void **made) { return *made = user, 0; }
+static void lock_use(void *user, void *lock) { (void)user, (void)lock; }
+static void lock_wait(void *user, void *condition, void *lock) {
+    (void)user, (void)condition, (void)lock;
+    PROMISE(!"nobody is there to wait for");
+}
+
+static const mpt_threads late_threads = {
+    thread_create, thread_join, lock_create, lock_use, lock_use, lock_use,
+    lock_create,   lock_use,    lock_wait,   lock_use, &f};
 
 /* ==== Calls: tensors ==== */
 
@@ -379,8 +416,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     disk_use(&d, &config);
     config.io.list = list_files;
     unsigned how = next_byte(&f.in);
+    config.thread = late_threads;
     config.isa = levels[how & 3];
     h.fail_at = (int64_t)next_byte(&f.in) * (how & 4 ? 1 : 0);
+    if (how & 16) d.fail_at[pick(DISK_CALLBACKS)] = (int)next_byte(&f.in);
     f.context = mpt_create(&config);
     if (f.context) {
         if (how & 8) {
@@ -395,16 +434,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     } else {
         PROMISE(h.fail_at != 0 && mpt_error(NULL)[0] != 0);
     }
-    PROMISE(h.live == 0 && d.open_now == 0);
+    PROMISE(h.live == 0 && d.open_now == 0 && !f.entry);
     disk_free(&d);
     return 0;
 }
 
 /* ==== Seeds ==== */
 
-/* Arbitrary programs, the same on every machine; every other one opens with two trainings. */
+/* Arbitrary programs, the same on every machine; every other one opens with two trainings, some of
+   them with a folder whose files are written in the background. */
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     static const uint8_t two_steps[8] = {27, 1 | 16, 0, 0, 0, 0, 27, 32};
+    static const uint8_t folder_open[7] = {37, 0, 1, 2, 0, 1, 1};
+    static const uint8_t saved[12] = {37, 1, 0, 27, 32, 37, 1, 0, 37, 9, 37, 4};
     const char *folder = corpus_folder(*argc, *argv);
     uint32_t state = 1;
     for (int i = 0; folder && i < 64; i++) {
@@ -415,8 +457,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
             state = state * 1664525u + 1013904223u;
             seed[k] = (uint8_t)(state >> 24);
         }
-        seed[0] = (uint8_t)(i & 15);
-        if (i & 1) memcpy(seed + 2, two_steps, sizeof two_steps);
+        uint8_t *const first = seed + (i & 16 ? 4 : 2);
+        seed[0] = (uint8_t)(i & 31);
+        if (i & 16) seed[3] = (uint8_t)(1 + i / 8);
+        if (i & 1) memcpy(first, two_steps, sizeof two_steps);
+        if (i & 2) memcpy(first + 8, folder_open, sizeof folder_open);
+        if (i & 2) memcpy(first + 15, saved, sizeof saved);
         snprintf(name, sizeof name, "%d", i);
         write_seed(folder, name, seed, size);
     }

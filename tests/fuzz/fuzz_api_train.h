@@ -226,10 +226,10 @@ static void call_whole(void) {
 static void call_folder(void) {
     mpt_context *c = f.context;
     mpt_checkpoint_config config = mpt_checkpoint_config_default();
-    switch (pick(9)) {
+    switch (pick(11)) {
     case 0:
         config.every = count(), config.keep = (int)count();
-        config.resume = flip();
+        config.resume = flip(), config.background = flip();
         mpt_checkpoint_open(c, flip() ? "r" : "r/", &config);
         break;
     case 1: case 2: mpt_checkpoint_step(c); break;
@@ -238,6 +238,7 @@ static void call_folder(void) {
     case 5: mpt_checkpoint_save(c, "r/step-7.safetensors"); break;
     case 6: mpt_checkpoint_load(c, "r/step-7.safetensors"); break;
     case 7: mpt_checkpoint_statistics(c), mpt_request_stop(c, flip()); break;
+    case 8: case 9: run_thread(); break;
     default: mpt_checkpoint_difference(c, "r/step-7.safetensors", text, pick(sizeof text)); break;
     }
 }
