@@ -158,7 +158,7 @@ house: $(BUILD)/house
 
 lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h ! -path 'src/tools/*') $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
-	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
+	    tests/*/*.[ch] $(filter-out tools/mptrain_tools.h,$(wildcard tools/*.[ch])) tools/*.sh tools/bench/*.[ch])
 	@$(BUILD)/lint src/tools/mptrain_tools.h $(filter-out src/tools/mptrain_tools.h,$(wildcard src/tools/*.[ch] src/tools/*/*.h))
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \

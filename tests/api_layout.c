@@ -72,10 +72,12 @@ static mpt_tensor classes(mpt_tensor x) {
     for (int i = 0; i < MAX_NUMEL; i++) index[i] = i * 7 % 11 % shape.dim[1];
     return mpt_from(context, MPT_I64, MPT_SHAPE(shape.dim[0], shape.dim[2], shape.dim[3]), index);
 }
+/* To so many channels that contiguous images take the products that channels last takes; those of
+   fewer have sums of their own (api_conv.c). */
 static mpt_tensor kernel(mpt_tensor x, bool transposed) {
     int64_t channels = mpt_get_shape(x).dim[1];
-    mpt_tensor v = mpt_sin(mpt_arange(context, MPT_F32, channels * 36));
-    v = mpt_reshape(v, transposed ? MPT_SHAPE(channels, 4, 3, 3) : MPT_SHAPE(4, channels, 3, 3));
+    mpt_tensor v = mpt_sin(mpt_arange(context, MPT_F32, channels * 72));
+    v = mpt_reshape(v, transposed ? MPT_SHAPE(channels, 8, 3, 3) : MPT_SHAPE(8, channels, 3, 3));
     return mpt_cast(v, mpt_get_dtype(x));
 }
 static mpt_tensor same_conv(const mpt_tensor *in) {

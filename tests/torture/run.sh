@@ -1,7 +1,8 @@
 #!/bin/sh
 # What `make torture` runs:  run.sh BUILD. QUICK=1 is for every day, LONG=1 for a night; SEED and
 # ONLY choose. Each program prints a line of figures; the last line of all says how many passed.
-# LONG=1 notes each part in BUILD/torture/long: a run that was broken off goes on behind what passed.
+# LONG=1 notes each part in BUILD/torture/long, so that a run which was broken off goes on behind what
+# passed.
 # It writes the report BUILD/torture/long.md; with WRITE=1 that becomes
 # tools/bench/results/torture-long.md, too. SHARE=100 takes the hundredth part of each number.
 set -u
@@ -55,7 +56,7 @@ attempt() {
     shift 2
     key="$commit $*" note=$notes/$(echo "$name" | tr -c 'a-z0-9\n' _)
     order="$order $note"
-    [ -z "${LONG:-}" ] || limit=$((limit * 5))
+    [ -z "${LONG:-}" ] || limit=$((limit * 20))
     if [ -n "${LONG:-}" ] && [ "$(head -n 1 "$note" 2>/dev/null)" = "$key" ]; then
         passed=$((passed + 1))
         echo "PASS $name, of the run before"
@@ -118,7 +119,8 @@ fuzzer() {
     mkdir -p "$out/corpus"
     clang -std=gnu11 -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined \
         -fno-sanitize-recover=all -Isrc -DMPTRAIN_STATIC -DMPTRAIN_NO_SIMD \
-        -DMPTRAIN_HEADER_FILE='"mptrain.h"' "$@" "tests/fuzz/$name.c" -lm -lpthread -o "$out/fuzz" ||
+        -DMPTRAIN_HEADER_FILE='"mptrain.h"' "$@" "tests/fuzz/$name.c" -lm -lpthread \
+        -o "$out/fuzz" ||
         { failed=$((failed + 1)) && return; }
     attempt 7200 "$name" "$out/fuzz" -runs="$runs" -seed="$seed" -timeout=20 \
         -rss_limit_mb=2048 -max_len="$length" -verbosity=0 -print_final_stats=1 \
