@@ -4,6 +4,7 @@
 #   make examples      the other examples, in build/
 #   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
 #   make web           build/web/digits.html: a net that trains in a browser, as one file to hand out
+#   make doctor        what this machine computes with, how fast, and in which precision to train
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h, mptrain_cuda.cu and tools/mptrain_tools.h from src/
@@ -327,6 +328,10 @@ $(BUILD)/tests/cudasim/kernel.o: tests/cudasim/kernel.cu $(BUILD)/flags
 	@echo "  NVCC  $@"
 	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
 
+doctor: $(BUILD)/doctor$(EXE)
+	@$(RUN) $<
+$(eval $(call program_rules,tools/doctor.c,$(BUILD)/doctor,$$(CFLAGS)))
+
 # A page that trains a net, in one file, and a program that has the same bits.
 EMCC ?= emcc
 web: $(BUILD)/web/web$(EXE)
@@ -359,6 +364,6 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
-    check-instructions coverage messages mutate torture torture-long web install clean FORCE
+    check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -6881,7 +6881,10 @@ __global__ void mpt__grid_backward_kernel(const mpt__grid w) {
 				const float dy = mpt__load(
 					w.rows.data, w.rows.dtype,
 					from + (level * w.features + f) * w.rows.stride[1]);
-				((float *)w.table.data)[row[i] + f] += weight[i] * dy;
+				if (w.table.dtype == MPT_F64)
+					((double *)w.table.data)[row[i] + f] += (double)(weight[i] * dy);
+				else
+					((float *)w.table.data)[row[i] + f] += weight[i] * dy;
 			}
 		}
 	}
@@ -6910,7 +6913,8 @@ mpt_status mpt__cuda_hash_grid(const mpt__cuda_call *call) {
 
 mpt_status mpt__cuda_hash_grid_backward(const mpt__cuda_call *call) {
 	const mpt__grid w = mpt__grid_of(call, 0, 2, 1);
-	const size_t bytes = sizeof(float) * (size_t)(w.levels * w.entries * w.features);
+	const size_t size = w.table.dtype == MPT_F64 ? sizeof(double) : sizeof(float);
+	const size_t bytes = size * (size_t)(w.levels * w.entries * w.features);
 	if (!w.table.accumulate) cudaMemsetAsync(w.table.data, 0, bytes, call->stream);
 	if (w.points > 0)
 		mpt__grid_backward_kernel<<<(unsigned int)w.levels, MPT__THREADS, 0, call->stream>>>(w);

@@ -137,6 +137,7 @@ CALL(sort, mpt_tensor, made(mpt_sort(x, 1, false, to)))
 CALL(topk, mpt_tensor, made(mpt_topk(x, 2, 1, true, to)))
 CALL(autocast_policy, char, mpt_autocast_policy(to, (size_t)n))
 CALL(parameter_at, char, made(mpt_parameter_at(net, 0, to, (size_t)n)))
+CALL(module_at, char, mpt_module_at(net, 1, to, (size_t)n).slot ? 1 : -1)
 CALL(forward_n, mpt_tensor, status_of(mpt_forward_n(pair, &x, 1, to, (int)n)))
 CALL(op_apply, mpt_tensor, status_of(mpt_op_apply(pair_op, &x, 1, to, (int)n)))
 CALL(summary, char, mpt_summary(net, to, (size_t)n))
@@ -244,6 +245,7 @@ static const row rows[] = {
     {"mpt_topk", "indices", ONE, TENSORS, 1, call_topk, "", 0},
     {"mpt_autocast_policy", "text", TEXT, 1, 0, call_autocast_policy, "", 0},
     {"mpt_parameter_at", "path", NAME, 1, 0, call_parameter_at, "", 0},
+    {"mpt_module_at", "path", NAME, 1, 0, call_module_at, "", 0},
     {"mpt_forward_n", "out", FIXED, TENSORS, 2, call_forward_n, "", 0},
     {"mpt_op_apply", "out", FIXED, TENSORS, 2, call_op_apply, "", 0},
     {"mpt_summary", "text", TEXT, 1, 0, call_summary, "", 0},

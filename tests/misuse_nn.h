@@ -226,7 +226,15 @@ TEST(module_trees) {
     MODULE(mpt_freeze, mpt_freeze(h_, true));
 #ifdef MPTRAIN_NO_WATCH
     cover("mpt_hook_forward"), cover("mpt_hook_backward");
+    cover("mpt_get_forward_hook"), cover("mpt_get_backward_hook");
+    cover("mpt_module_count"), cover("mpt_module_at"), cover("mpt_module_kind");
 #else
+    MODULE(mpt_get_forward_hook, CHECK(!mpt_get_forward_hook(h_, NULL)));
+    MODULE(mpt_get_backward_hook, CHECK(!mpt_get_backward_hook(h_, NULL)));
+    MODULE(mpt_module_count, CHECK_EQ_INT(mpt_module_count(h_), -1));
+    MODULE(mpt_module_at, CHECK(mpt_module_at(h_, 0, NULL, 0).slot == 0));
+    MODULE(mpt_module_kind, CHECK_EQ_STR(mpt_module_kind(h_), ""));
+    CASE(mpt_module_at, ARGUMENT, "module -1: the tree has", mpt_module_at(f.net, -1, NULL, 0));
     MODULE(mpt_hook_forward, mpt_hook_forward(h_, pass_on, NULL));
     MODULE(mpt_hook_forward, mpt_hook_forward(h_, NULL, NULL));
     MODULE(mpt_hook_backward, mpt_hook_backward(h_, hooked_back, NULL));

@@ -1337,6 +1337,7 @@ TEST(autograd) {
          mpt_backward(mpt_sum(mpt_mul(g, g), 0, false)));
     CASE(mpt_grad, STATE, "mpt_has_grad tells", mpt_grad(mpt_parameter(f.net, "0.bias")));
     HANDLE(mpt_has_grad, "null handle", CHECK(!mpt_has_grad(t_)));
+    HANDLE(mpt_get_requires_grad, "null handle", CHECK(!mpt_get_requires_grad(t_)));
     HANDLE(mpt_clear_grad, "null handle", CHECK(mpt_clear_grad(t_) != MPT_OK));
     NOWHERE(mpt_no_grad_begin, mpt_no_grad_begin(NULL) == MPT_ERROR_HANDLE);
     NOWHERE(mpt_inference_begin, mpt_inference_begin(NULL) == MPT_ERROR_HANDLE);

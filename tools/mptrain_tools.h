@@ -1,7 +1,8 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
 /* The spine of the tools: what only looks at a training and writes files about it. It stands on the
    public API of mptrain.h alone. tools/amalgamate.c makes ../../tools/mptrain_tools.h from it. */
-/* mptrain_tools.h - files about a training: logs for TensorBoard, spreadsheets and scripts.
+/* mptrain_tools.h - what looks at a training: logs for TensorBoard, spreadsheets and scripts; what
+   is wrong with it, where, and what to do; what the machine does and how fast.
 
    One header beside mptrain.h, of which it needs the declarations alone. In one file of a program:
 
@@ -26,6 +27,18 @@
    takes back what was logged behind the checkpoint that training goes on from, so that in the end
    the files are those of a training that was never interrupted, but for the times in them.
    mpt_journal_fit does that by itself.
+
+   Where a net does not learn, look at some steps of it from inside:
+
+	   char text[8192];
+	   mpt_diagnose(net, optimizer, loader, NULL, text, sizeof text, NULL);
+	   puts(text);
+
+   names the layer whose outputs fp16 does not hold, gradients that vanish, a rate that is too
+   large, inputs that are not normalised, and other faults, twenty-two kinds in all, and leaves the
+   training as it was.
+   mpt_compare_precisions trains it in five precisions side by side; mpt_machine_measure and
+   mpt_machine_report tell what this machine does, which `make doctor` prints.
 
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
 /* ----
@@ -147,6 +160,179 @@ MPTRAIN_TOOLS_API mpt_status mpt_journal_pixels(mpt_journal *journal, const char
    may be there twice. A second fit goes on counting steps. Returns true, so a training goes on
    where its log cannot be written; mpt_journal_close tells. */
 MPTRAIN_TOOLS_API bool mpt_journal_fit(void *journal, const mpt_progress *progress);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
+ * tools/face/machine.h: what this machine computes with, and how fast.
+ * ---- */
+#ifndef MPT__FACE_MACHINE_INCLUDED
+#define MPT__FACE_MACHINE_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== The machine ====
+ *
+ * What this machine computes with, how fast it is, and what mixed precision gains here. `make
+ * doctor` prints it. */
+
+typedef struct mpt_machine {
+	double product[3]; /* floating-point operations a second of products of square matrices, of
+						  64 to 4,096 rows so that one takes a millisecond, in fp32, fp16, bf16 */
+	double copy;       /* bytes a second, read and written, of copies of 64 MB in all */
+	double step[3];    /* seconds of a training step with AdamW of a net of 784, 1,024, 1,024 and
+						  10, 256 samples, in fp32 and under autocast to fp16 and bf16 */
+} mpt_machine;
+
+/* Measures for about so many seconds, with the context's threads and memory; 0 means 2. All zero on
+   error. The numbers are medians: other programs that run meanwhile slow them down. */
+MPTRAIN_TOOLS_API mpt_machine mpt_machine_measure(mpt_context *context, double seconds);
+
+/* The machine in words, a fact a line: device, instruction sets, threads, memory, what was compiled
+   in a way that hurts, and, unless `measured` is NULL, how fast it is and which precision to train
+   in. Writes at most `capacity` bytes, the last one 0, and returns the length of the whole text; 0
+   on error. */
+MPTRAIN_TOOLS_API size_t mpt_machine_report(
+	mpt_context *context, const mpt_machine *measured, char *text, size_t capacity);
+
+/* Measures each matrix of parameters, named *.weight, in products with a batch of so many rows,
+   against the same ones with sizes rounded up to multiples of 8, 16 and 64, in the dtype that
+   products have under autocast to `precision`. Writes a line for each that is faster when it is
+   padded, with the size to take and the measured factor, as mpt_machine_report writes; returns 0
+   where there is none, too. Takes some 50 ms a matrix. */
+MPTRAIN_TOOLS_API size_t mpt_machine_shapes(
+	mpt_module module, int64_t rows, mpt_dtype precision, char *text, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
+ * tools/face/diagnose.h: what is wrong with a training.
+ * ---- */
+#ifndef MPT__FACE_DIAGNOSE_INCLUDED
+#define MPT__FACE_DIAGNOSE_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Diagnosis ====
+ *
+ * Some steps of a training, looked at from inside: what is wrong, where, and what to do. The
+ * training is afterwards as it was before, to the bit: mpt_snapshot and mpt_restore see to that. */
+
+typedef enum mpt_fault {           /* in the order in which findings are told */
+	MPT_FAULT_INPUT_NONFINITE = 0, /* value: the sample's number in its batch */
+	MPT_FAULT_WEIGHTS_NONFINITE,   /* before the first step */
+	MPT_FAULT_FORWARD_NONFINITE,   /* the first layer whose output is not finite, in fp32, too */
+	MPT_FAULT_FORWARD_OVERFLOW,    /* the same, where fp32 is finite; value: what fp32 reaches */
+	MPT_FAULT_LOSS_NONFINITE,      /* of outputs that are finite */
+	MPT_FAULT_BACKWARD_NONFINITE,  /* the first layer from the loss on whose gradient is not */
+	MPT_FAULT_SKIPS,               /* value: steps in a row that the scaler has skipped */
+	MPT_FAULT_UNDERFLOW,           /* value: share of a layer's gradients that fp16 makes zero */
+	MPT_FAULT_INPUT_RANGE,         /* value: the deviation of the inputs */
+	MPT_FAULT_TARGETS_CONSTANT,    /* value: the one class that there is */
+	MPT_FAULT_RATE_HIGH,           /* value: change of a weight matrix in a step, of its norm */
+	MPT_FAULT_RATE_LOW,
+	MPT_FAULT_WEIGHTS_LARGE, /* value: the largest magnitude */
+	MPT_FAULT_EXPLODING,     /* value: gradients of the first layer over those of the last one */
+	MPT_FAULT_VANISHING,
+	MPT_FAULT_DEAD_LAYER,   /* all outputs are zero */
+	MPT_FAULT_DEAD_UNITS,   /* value: share of units that are zero for every sample */
+	MPT_FAULT_SATURATED,    /* value: share of outputs of a tanh or sigmoid at its ends */
+	MPT_FAULT_UNREACHED,    /* the loss does not depend on this parameter */
+	MPT_FAULT_NO_OPTIMIZER, /* has gradients, and no step changes it */
+	MPT_FAULT_FROZEN,       /* value: how many parameters; may be meant */
+	MPT_FAULT_LOSS_RISES,   /* value: the last losses over the first ones */
+	MPT_FAULTS
+} mpt_fault;
+
+typedef struct mpt_finding {
+	mpt_fault fault;
+	int64_t step;    /* from 1; 0: before the first one */
+	double value;    /* as above */
+	char place[160]; /* a module's or parameter's path, or "" */
+	char text[360];  /* what is wrong and what to do, in a sentence or two */
+} mpt_finding;
+
+typedef struct mpt_diagnosis_config {
+	int64_t steps;       /* 20 */
+	mpt_dtype precision; /* MPT_F16: that of the training, as in mpt_fit_config */
+	mpt_scaler scaler;   /* null handle: for MPT_F16 one with the usual settings */
+	bool scaled;         /* true; false: fp16 without a scaler, to see what that loses */
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	void *user;
+} mpt_diagnosis_config;
+
+enum { MPT_MOST_FINDINGS = 32 };
+typedef struct mpt_diagnosis {
+	mpt_status status;
+	int64_t steps, skipped;
+	double first_loss, last_loss, scale;
+	double seconds[2]; /* of a step, median: in fp32, in the precision asked for */
+	int count;         /* findings, one of a kind, the gravest first */
+	mpt_finding finding[MPT_MOST_FINDINGS];
+} mpt_diagnosis;
+
+MPTRAIN_TOOLS_API mpt_diagnosis_config mpt_diagnosis_config_default(void);
+/* Trains so many steps on batches of the loader, each of them also in fp32 to compare with. `text`
+   gets a table of layers (largest output, zeros, gradients and what fp16 loses of them), the
+   findings, and whether the precision pays here, as mpt_machine_report writes; *length (may be
+   NULL) what it needs. Hooks of yours run meanwhile; no step may be open. It takes memory for the
+   snapshot and for one layer's numbers. */
+MPTRAIN_TOOLS_API mpt_diagnosis mpt_diagnose(mpt_module net, mpt_optimizer optimizer,
+	mpt_loader loader, const mpt_diagnosis_config *config, char *text, size_t capacity,
+	size_t *length);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
+ * tools/face/precisions.h: the same training in several precisions.
+ * ---- */
+#ifndef MPT__FACE_PRECISIONS_INCLUDED
+#define MPT__FACE_PRECISIONS_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Precisions side by side ====
+ *
+ * The same training from the same seed in fp32, under autocast to fp16 and bf16, and with weights
+ * of fp16 and bf16, each in a context of its own. */
+
+typedef struct mpt_training {
+	mpt_module (*net)(mpt_context *context, void *user);
+	mpt_optimizer (*optimizer)(mpt_module net, void *user);
+	mpt_loader (*loader)(mpt_context *context, void *user);
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	void *user;
+} mpt_training;
+
+enum { MPT_PRECISION_RUNS = 5, MPT_PRECISION_POINTS = 5 };
+typedef struct mpt_precision_run {
+	const char *name;                  /* "fp32", "fp16", "bf16", "half fp16", "half bf16" */
+	mpt_status status;                 /* of its context */
+	double loss[MPT_PRECISION_POINTS]; /* means of the steps up to each fifth of them */
+	double seconds;                    /* of a step, median */
+	int64_t peak;                      /* bytes, as mpt_memory counts them */
+	int64_t skipped;                   /* steps, by the scaler, which fp16 has */
+	double scale;                      /* at the end; 1 without a scaler */
+} mpt_precision_run;
+
+/* Trains so many steps, at least 5, in each precision, with contexts of `config` (NULL: defaults).
+   `runs` gets what became of each, and `text` the same as a table, as mpt_machine_report writes;
+   returns the length it needs, 0 where nothing could be run. */
+MPTRAIN_TOOLS_API size_t mpt_compare_precisions(const mpt_training *training,
+	const mpt_config *config, int64_t steps, mpt_precision_run runs[MPT_PRECISION_RUNS], char *text,
+	size_t capacity);
 
 #ifdef __cplusplus
 }
@@ -293,6 +479,16 @@ static double mpt__tools_system_now(void) {
 }
 
 #endif
+
+/* The first line of a file, without its end, cut to `size`; false where there is no such file. */
+static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
+	FILE *file = mpt__tools_file_open(path, "rb");
+	const size_t n = file ? fread(line, 1, size - 1, file) : 0;
+	if (file) fclose(file);
+	line[n] = '\0';
+	line[strcspn(line, "\r\n")] = '\0';
+	return n > 0;
+}
 
 static bool mpt__tools_is_separator(char c) {
 #ifdef _WIN32
@@ -1569,6 +1765,1268 @@ bool mpt_journal_fit(void *user, const mpt_progress *p) {
 	mpt_journal_scalar(journal, "waiting", step, p->seconds_waited);
 	mpt_journal_scalar(journal, "memory", step, (double)p->memory);
 	return true;
+}
+
+/* ----
+ * tools/text.c: text for people, formatted alike on every platform and in every locale.
+ * ---- */
+
+#include <math.h>
+#include <stdarg.h>
+
+/* Text that grows until its room is full, and then only counts. */
+typedef struct {
+	char *text;
+	size_t capacity, length; /* length: of all that was written, whether it found room or not */
+} mpt__tools_note;
+
+static mpt__tools_note mpt__tools_note_begin(char *text, size_t capacity) {
+	mpt__tools_note note;
+	note.text = text, note.capacity = text ? capacity : 0, note.length = 0;
+	if (note.capacity > 0) *text = '\0';
+	return note;
+}
+
+static void mpt__tools_note_char(mpt__tools_note *note, char c) {
+	if (note->length + 1 < note->capacity)
+		note->text[note->length] = c, note->text[note->length + 1] = '\0';
+	note->length++;
+}
+
+/* Digits of a number below 2^64, the last one at `end`; where they begin. */
+static char *mpt__tools_digits(char *end, uint64_t value, int least) {
+	*end = '\0';
+	do *--end = (char)('0' + value % 10), least--;
+	while ((value /= 10) > 0 || least > 0);
+	return end;
+}
+
+/* With so many digits behind the point, of a magnitude below 2^63 times that. */
+static void mpt__tools_put_fixed(mpt__tools_note *to, double value, int digits) {
+	char text[32];
+	uint64_t unit = 1;
+	for (int i = 0; i < digits; i++) unit *= 10;
+	const uint64_t all = (uint64_t)(value * (double)unit + 0.5);
+	for (const char *c = mpt__tools_digits(text + 31, all / unit, 1); *c; c++)
+		mpt__tools_note_char(to, *c);
+	if (digits == 0) return;
+	mpt__tools_note_char(to, '.');
+	for (const char *c = mpt__tools_digits(text + 31, all % unit, digits); *c; c++)
+		mpt__tools_note_char(to, *c);
+}
+
+/* With so many digits in all, without zeros at the end, as %g: 0.0025, 1500, 6.554e+04. */
+static void mpt__tools_put_short(mpt__tools_note *to, double value, int digits) {
+	char all[32], text[32];
+	int exponent = 0, n = digits;
+	uint64_t unit = 1;
+	for (int i = 1; i < digits; i++) unit *= 10;
+	for (; value >= 10; value /= 10) exponent++;
+	for (; value > 0 && value < 1; value *= 10) exponent--;
+	uint64_t number = (uint64_t)(value * (double)unit + 0.5);
+	if (number >= 10 * unit) number /= 10, exponent++; /* 9.9996 */
+	const char *digit = mpt__tools_digits(all + 31, number, digits);
+	while (n > 1 && digit[n - 1] == '0') n--;
+	const bool plain = exponent >= -4 && exponent < digits;
+	const int whole = !plain ? 1 : exponent < 0 ? 0 : exponent + 1; /* digits before the point */
+	if (whole == 0) mpt__tools_note_char(to, '0');
+	for (int i = 0; i < whole; i++) mpt__tools_note_char(to, i < n ? digit[i] : '0');
+	if (n > whole) mpt__tools_note_char(to, '.');
+	for (int i = exponent + 1; plain && i < 0; i++) mpt__tools_note_char(to, '0');
+	for (int i = whole; i < n; i++) mpt__tools_note_char(to, digit[i]);
+	if (plain) return;
+	mpt__tools_note_char(to, 'e');
+	mpt__tools_note_char(to, exponent < 0 ? '-' : '+');
+	const uint64_t size = (uint64_t)(exponent < 0 ? -exponent : exponent);
+	for (const char *c = mpt__tools_digits(text + 31, size, 2); *c; c++)
+		mpt__tools_note_char(to, *c);
+}
+
+static void mpt__tools_put_double(mpt__tools_note *to, char kind, double value, int digits) {
+	if (!mpt__tools_is_finite(value)) {
+		const uint64_t bits = mpt__tools_bits_of(value);
+		const char *word = bits << 12 ? "nan" : bits >> 63 ? "-inf" : "inf";
+		for (; *word; word++) mpt__tools_note_char(to, *word);
+		return;
+	}
+	if (value < 0) mpt__tools_note_char(to, '-');
+	const double size = value < 0 ? -value : value;
+	if (kind == 'f' && size < 1e12)
+		mpt__tools_put_fixed(to, size, digits);
+	else
+		mpt__tools_put_short(to, size, digits > 0 ? digits : 1);
+}
+
+/* Of printf: %s, %lld, %f, %g, with '-', width and precision, and %%. */
+static void mpt__tools_note_list(mpt__tools_note *note, const char *format, va_list *arguments) {
+	for (; *format; format++) {
+		char field[640];
+		mpt__tools_note one = mpt__tools_note_begin(field, sizeof field);
+		int width = 0, digits = 6;
+		if (*format != '%' || *++format == '%') {
+			mpt__tools_note_char(note, *format);
+			continue;
+		}
+		const bool left = *format == '-';
+		for (format += left; *format >= '0' && *format <= '9'; format++)
+			width = 10 * width + (*format - '0');
+		if (*format == '.')
+			for (digits = 0, format++; *format >= '0' && *format <= '9'; format++)
+				digits = 10 * digits + (*format - '0');
+		if (*format == 's') {
+			for (const char *c = va_arg(*arguments, const char *); *c; c++)
+				mpt__tools_note_char(&one, *c);
+		} else if (*format == 'l') { /* lld */
+			const int64_t value = va_arg(*arguments, long long);
+			char text[32];
+			if (value < 0) mpt__tools_note_char(&one, '-');
+			const uint64_t size = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+			for (const char *c = mpt__tools_digits(text + 31, size, 1); *c; c++)
+				mpt__tools_note_char(&one, *c);
+			format += 2;
+		} else {
+			mpt__tools_put_double(&one, *format, va_arg(*arguments, double), digits);
+		}
+		for (int64_t i = (int64_t)one.length; !left && i < width; i++)
+			mpt__tools_note_char(note, ' ');
+		for (size_t i = 0; i < one.length && i + 1 < sizeof field; i++)
+			mpt__tools_note_char(note, field[i]);
+		for (int64_t i = (int64_t)one.length; left && i < width; i++)
+			mpt__tools_note_char(note, ' ');
+	}
+}
+
+#if defined(__GNUC__) && !defined(_WIN32)
+#define MPT__TOOLS_FORMAT(n) __attribute__((format(printf, n, n + 1)))
+#else
+#define MPT__TOOLS_FORMAT(n)
+#endif
+
+MPT__TOOLS_FORMAT(2)
+static void mpt__tools_note_add(mpt__tools_note *note, const char *format, ...) {
+	va_list arguments;
+	va_start(arguments, format);
+	mpt__tools_note_list(note, format, &arguments);
+	va_end(arguments);
+}
+
+/* Seconds from some start. */
+static double mpt__tools_seconds(void) {
+#ifdef _WIN32
+	return (double)clock() / CLOCKS_PER_SEC; /* elapsed time, there */
+#else
+	return mpt__tools_system_now();
+#endif
+}
+
+/* ----
+ * tools/machine.c: what this machine computes with, and how fast.
+ * ---- */
+
+/* ==== The machine: measuring ==== */
+
+enum { MPT__TOOLS_TRIALS = 15, MPT__TOOLS_PRECISIONS = 3 };
+
+static const mpt_dtype mpt__tools_precisions[MPT__TOOLS_PRECISIONS] = {MPT_F32, MPT_F16, MPT_BF16};
+static const char *const mpt__tools_precision_names[MPT__TOOLS_PRECISIONS] = {
+	"fp32", "fp16", "bf16"};
+
+/* What is measured: `run` does it once, with what else is here. */
+typedef struct mpt__tools_probe {
+	mpt_context *context;
+	void (*run)(struct mpt__tools_probe *probe);
+	mpt_tensor a, b;
+	mpt_module net;
+	mpt_optimizer optimizer;
+	mpt_scaler scaler;
+	mpt_dtype precision;
+} mpt__tools_probe;
+
+/* The median time of one run, within so many seconds; 0 on error. */
+static double mpt__tools_probe_time(mpt__tools_probe *probe, double seconds) {
+	double times[MPT__TOOLS_TRIALS];
+	int n = 0, runs = 1;
+	const double start = mpt__tools_seconds(), end = start + seconds;
+	probe->run(probe); /* the first one makes buffers and half copies */
+	mpt_synchronize(probe->context);
+	if (mpt__tools_seconds() > end)
+		return mpt_failed(probe->context) ? 0 : mpt__tools_seconds() - start;
+	while (n < MPT__TOOLS_TRIALS && (n < 3 || mpt__tools_seconds() < end) &&
+		!mpt_failed(probe->context)) {
+		const double begin = mpt__tools_seconds();
+		for (int i = 0; i < runs; i++) probe->run(probe);
+		mpt_synchronize(probe->context);
+		const double time = mpt__tools_seconds() - begin;
+		if (n == 0 && time < seconds / (int)MPT__TOOLS_TRIALS / 2 && runs < 1 << 20) {
+			runs *= 2; /* shorter than the clock tells well */
+			continue;
+		}
+		int at = n++;
+		for (; at > 0 && times[at - 1] > time / runs; at--) times[at] = times[at - 1];
+		times[at] = time / runs;
+	}
+	return mpt_failed(probe->context) ? 0 : times[n / 2];
+}
+
+static void mpt__tools_probe_product(mpt__tools_probe *probe) {
+	mpt_scope_begin(probe->context);
+	mpt_linear(probe->a, probe->b, mpt_null_tensor(), MPT_ACTIVATION_NONE);
+	mpt_scope_end(probe->context);
+}
+
+static void mpt__tools_probe_copy(mpt__tools_probe *probe) { mpt_copy_(probe->a, probe->b); }
+
+static void mpt__tools_probe_step(mpt__tools_probe *probe) {
+	mpt_context *ctx = probe->context;
+	mpt_step_begin(ctx);
+	mpt_autocast_begin(ctx, probe->precision);
+	mpt_tensor loss = mpt_cross_entropy(mpt_forward(probe->net, probe->a), probe->b, NULL);
+	mpt_autocast_end(ctx);
+	mpt_zero_grad(probe->optimizer);
+	mpt_backward(mpt_scale_loss(probe->scaler, loss));
+	mpt_scaler_step(probe->scaler, probe->optimizer);
+	mpt_scaler_update(probe->scaler);
+	mpt_step_end(ctx);
+}
+
+/* The time of a product x w^T, x [rows, in], w [out, in]; 0 on error. */
+static double mpt__tools_product_time(
+	mpt_context *ctx, int64_t rows, int64_t out, int64_t in, mpt_dtype dtype, double seconds) {
+	mpt__tools_probe probe;
+	memset(&probe, 0, sizeof probe);
+	probe.context = ctx, probe.run = mpt__tools_probe_product;
+	mpt_scope_begin(ctx);
+	mpt_inference_begin(ctx);
+	probe.a = mpt_cast(mpt_randn(ctx, MPT_F32, MPT_SHAPE(rows, in)), dtype);
+	probe.b = mpt_cast(mpt_randn(ctx, MPT_F32, MPT_SHAPE(out, in)), dtype);
+	const double time = mpt__tools_probe_time(&probe, seconds);
+	mpt_inference_end(ctx);
+	mpt_scope_end(ctx);
+	return time;
+}
+
+static double mpt__tools_copy_time(mpt_context *ctx, int64_t count, double seconds) {
+	mpt__tools_probe probe;
+	memset(&probe, 0, sizeof probe);
+	probe.context = ctx, probe.run = mpt__tools_probe_copy;
+	mpt_scope_begin(ctx);
+	mpt_inference_begin(ctx);
+	probe.a = mpt_ones(ctx, MPT_F32, MPT_SHAPE(count));
+	probe.b = mpt_ones(ctx, MPT_F32, MPT_SHAPE(count));
+	const double time = mpt__tools_probe_time(&probe, seconds);
+	mpt_inference_end(ctx);
+	mpt_scope_end(ctx);
+	return time;
+}
+
+/* Times of a step in every precision, each with a net of its own. */
+static void mpt__tools_step_times(mpt_context *ctx, double *times, double seconds) {
+	for (int i = 0; i < MPT__TOOLS_PRECISIONS; i++) {
+		mpt__tools_probe probe;
+		mpt_scaler_config scaling = mpt_scaler_config_default();
+		memset(&probe, 0, sizeof probe);
+		probe.context = ctx, probe.run = mpt__tools_probe_step,
+		probe.precision = mpt__tools_precisions[i];
+		mpt_scope_begin(ctx);
+		probe.a = mpt_randn(ctx, MPT_F32, MPT_SHAPE(256, 784));
+		probe.b = mpt_zeros(ctx, MPT_I64, MPT_SHAPE(256));
+		probe.net = mpt_sequential(ctx, mpt_nn_linear(ctx, 784, 1024), mpt_nn_relu(ctx),
+			mpt_nn_linear(ctx, 1024, 1024), mpt_nn_relu(ctx), mpt_nn_linear(ctx, 1024, 10),
+			MPT_END);
+		probe.optimizer = mpt_adamw(probe.net, NULL);
+		scaling.enabled = probe.precision == MPT_F16;
+		probe.scaler = mpt_grad_scaler(ctx, &scaling);
+		times[i] = mpt__tools_probe_time(&probe, seconds);
+		mpt_scope_end(ctx);
+		mpt_scaler_destroy(probe.scaler);
+		mpt_optimizer_destroy(probe.optimizer);
+		mpt_module_destroy(probe.net);
+	}
+}
+
+mpt_machine mpt_machine_measure(mpt_context *ctx, double seconds) {
+	mpt_machine machine;
+	memset(&machine, 0, sizeof machine);
+	if (mpt_failed(ctx)) return machine;
+	const int64_t copied = 8 << 20; /* floats, of 4 bytes */
+	const double share = (seconds > 0 ? seconds : 2) / 7;
+	for (int i = 0; i < MPT__TOOLS_PRECISIONS; i++) {
+		int64_t side = 64;
+		double time = 0;
+		for (; side <= 4096 && time < 1e-3 && !mpt_failed(ctx); side *= 2) /* which one is enough */
+			time = mpt__tools_product_time(
+				ctx, side, side, side, mpt__tools_precisions[i], share / 10);
+		side /= 2,
+			time = mpt__tools_product_time(ctx, side, side, side, mpt__tools_precisions[i], share);
+		machine.product[i] = time > 0 ? 2.0 * (double)(side * side * side) / time : 0;
+	}
+	const double time = mpt__tools_copy_time(ctx, copied, share);
+	machine.copy = time > 0 ? 8.0 * (double)copied / time : 0;
+	mpt__tools_step_times(ctx, machine.step, share);
+	if (mpt_failed(ctx)) memset(&machine, 0, sizeof machine);
+	return machine;
+}
+
+/* ==== The machine: words ==== */
+
+/* What was compiled in a way that is slow, or that changes what is promised. */
+static void mpt__tools_note_build(mpt__tools_note *note) {
+	(void)note;
+#if defined(__GNUC__) && !defined(__OPTIMIZE__)
+	mpt__tools_note_add(note, "build: not optimised, which is several times slower; add -O2\n");
+#endif
+#ifdef __FAST_MATH__
+	mpt__tools_note_add(note,
+		"build: -ffast-math gains nothing in mptrain.h, whose kernels keep their bits; "
+		"what your own code does with NaN and infinity may break\n");
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+	mpt__tools_note_add(note, "build: a sanitizer is on, which is several times slower\n");
+#endif
+#ifdef MPTRAIN_NO_SIMD
+	mpt__tools_note_add(note, "build: MPTRAIN_NO_SIMD leaves the vector kernels out\n");
+#endif
+#ifdef MPTRAIN_NO_THREADS
+	mpt__tools_note_add(note, "build: MPTRAIN_NO_THREADS leaves threads out\n");
+#endif
+}
+
+/* The levels of the CPU that run here, by trying. */
+static void mpt__tools_note_levels(mpt__tools_note *note) {
+	mpt_config config = mpt_config_default();
+	config.device = MPT_DEVICE_CPU, config.threads = 1, config.log.write = NULL;
+	mpt__tools_note_add(note, "instruction sets that run here:");
+	for (int isa = MPT_ISA_REF; isa < MPT_ISA_UNKNOWN; isa++) {
+		config.isa = (mpt_isa)isa;
+		mpt_context *ctx = mpt_create(&config);
+		if (ctx) mpt__tools_note_add(note, " %s", mpt_isa_name((mpt_isa)isa));
+		mpt_destroy(ctx);
+	}
+	mpt__tools_note_add(note, "\n");
+}
+
+/* The GPU in use, or why there is none. */
+static void mpt__tools_note_gpus(mpt__tools_note *note, mpt_context *ctx) {
+	const int count = mpt_device_count(MPT_DEVICE_CUDA);
+	if (mpt_get_device(ctx) == MPT_DEVICE_CUDA) {
+		const mpt_device_info info = mpt_get_device_info(ctx);
+		mpt__tools_note_add(note,
+			"GPU: %lld of %lld, compute capability %lld.%lld, %.1f GB, of which %.1f are free\n",
+			(long long)info.index, (long long)count, (long long)info.major, (long long)info.minor,
+			(double)info.memory / 1e9, (double)info.memory_free / 1e9);
+	} else if (count > 0) {
+		mpt__tools_note_add(
+			note, "GPU: %lld are here, this context does not use them\n", (long long)count);
+	} else {
+		mpt_config config = mpt_config_default();
+		config.device = MPT_DEVICE_CUDA, config.log.write = NULL;
+		mpt_context *none = mpt_create(&config);
+		const char *why = strstr(mpt_error(NULL), ": ");
+		mpt__tools_note_add(note, "GPU: none%s\n", none || !why ? "" : why);
+		mpt_destroy(none);
+	}
+	char line[160];
+	if (mpt__tools_first_line("/proc/driver/nvidia/version", line, sizeof line))
+		mpt__tools_note_add(note, "driver: %s\n", line);
+}
+
+static void mpt__tools_note_speeds(mpt__tools_note *note, const mpt_machine *m) {
+	mpt__tools_note_add(note, "products:");
+	for (int i = 0; i < MPT__TOOLS_PRECISIONS; i++)
+		mpt__tools_note_add(note, "%s %s %.1f GFLOP/s", i ? "," : "", mpt__tools_precision_names[i],
+			m->product[i] / 1e9);
+	mpt__tools_note_add(note, "\ncopies: %.1f GB/s\ntraining step:", m->copy / 1e9);
+	for (int i = 0; i < MPT__TOOLS_PRECISIONS; i++)
+		mpt__tools_note_add(
+			note, "%s %s %.2f ms", i ? "," : "", mpt__tools_precision_names[i], 1e3 * m->step[i]);
+	mpt__tools_note_add(note, "\n");
+}
+
+/* What mpt_precision_auto says, and whether it is true here. */
+static void mpt__tools_note_advice(mpt__tools_note *note, mpt_context *ctx, const mpt_machine *m) {
+	const char *reason = "";
+	const mpt_dtype advised = mpt_precision_auto(ctx, &reason);
+	mpt__tools_note_add(note, "MPT_PRECISION_AUTO: %s (%s)\n", mpt_dtype_name(advised), reason);
+	if (!m || !(m->step[0] > 0)) return;
+	int best = 0;
+	for (int i = 1; i < MPT__TOOLS_PRECISIONS; i++)
+		if (m->step[i] < m->step[best]) best = i;
+	if (best == 0 || m->step[0] / m->step[best] < 1.05)
+		mpt__tools_note_add(note, "mixed precision: saves memory here, and no time\n");
+	else
+		mpt__tools_note_add(note,
+			"mixed precision: %s makes a step of this size %.2f times as fast\n",
+			mpt__tools_precision_names[best], m->step[0] / m->step[best]);
+}
+
+size_t mpt_machine_report(
+	mpt_context *ctx, const mpt_machine *measured, char *text, size_t capacity) {
+	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
+	if (mpt_failed(ctx)) return 0;
+	const int version = mpt_version();
+	mpt__tools_note_add(&note, "mptrain %lld.%lld.%lld on %s, level %s, threads: %lld\n",
+		(long long)version / 1000000, (long long)version / 1000 % 1000, (long long)version % 1000,
+		mpt_device_name(ctx), mpt_isa_name(mpt_get_isa(ctx)), (long long)mpt_get_threads(ctx));
+	if (version != MPTRAIN_VERSION)
+		mpt__tools_note_add(&note, "build: the declarations are those of another version, %lld\n",
+			(long long)MPTRAIN_VERSION);
+	mpt__tools_note_build(&note);
+	mpt__tools_note_levels(&note);
+	mpt__tools_note_gpus(&note, ctx);
+	if (measured) mpt__tools_note_speeds(&note, measured);
+	mpt__tools_note_advice(&note, ctx, measured);
+	return note.length;
+}
+
+/* ==== The machine: shapes that miss the fast path ==== */
+
+static int64_t mpt__tools_rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/* The fastest padding of a product, if any is faster by more than measuring errs: its time over
+   that of the product as it is, and its sizes. */
+static double mpt__tools_best_padding(
+	mpt_context *ctx, const int64_t size[3], mpt_dtype dtype, int64_t padded[3]) {
+	static const int64_t units[3] = {8, 16, 64};
+	const double share = 0.01,
+				 plain = mpt__tools_product_time(ctx, size[0], size[1], size[2], dtype, share);
+	double best = 1;
+	for (int u = 0; u < 3; u++) {
+		const int64_t out = mpt__tools_rounded_up(size[1], units[u]),
+					  in = mpt__tools_rounded_up(size[2], units[u]);
+		if (out == size[1] && in == size[2]) continue;
+		const double time = mpt__tools_product_time(ctx, size[0], out, in, dtype, share);
+		if (!(plain > 0) || !(time > 0) || time / plain >= best) continue;
+		best = time / plain, padded[1] = out, padded[2] = in;
+	}
+	return best;
+}
+
+size_t mpt_machine_shapes(
+	mpt_module module, int64_t rows, mpt_dtype precision, char *text, size_t capacity) {
+	enum { NAME = 256 };
+	mpt_context *ctx = module.context;
+	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
+	char name[NAME];
+	for (int i = 0; i < mpt_parameter_count(module) && !mpt_failed(ctx); i++) {
+		const mpt_shape shape = mpt_get_shape(mpt_parameter_at(module, i, name, NAME));
+		const size_t length = strlen(name);
+		if (shape.rank != 2 || length < 6 || strcmp(name + length - 6, "weight") != 0) continue;
+		const int64_t size[3] = {rows, shape.dim[0], shape.dim[1]};
+		int64_t padded[3];
+		const double ratio = mpt__tools_best_padding(ctx, size, precision, padded);
+		if (ratio > 0.9) continue;
+		mpt__tools_note_add(&note,
+			"%s [%lld, %lld]: as [%lld, %lld] its product takes %.2f of the time\n", name,
+			(long long)size[1], (long long)size[2], (long long)padded[1], (long long)padded[2],
+			ratio);
+	}
+	return mpt_failed(ctx) ? 0 : note.length;
+}
+
+/* ----
+ * tools/diagnose.c: what is wrong with a training.
+ * ---- */
+
+/* ==== Diagnosis: what is kept ==== */
+
+enum {
+	MPT__TOOLS_LAYERS = 256,
+	MPT__TOOLS_UNITS = 4096,
+	MPT__TOOLS_PATH = 160,
+	MPT__TOOLS_MOST_STEPS = 4096
+};
+
+/* A module without children, and what its outputs and their gradients were in fp32. */
+typedef struct mpt__tools_layer_note {
+	struct mpt__tools_doctor *doctor;
+	mpt_module module;
+	char path[MPT__TOOLS_PATH];
+	const char *kind;
+	mpt_forward_hook forward; /* the user's own, or NULL */
+	mpt_backward_hook backward;
+	void *forward_user, *backward_user;
+	int64_t outputs, zeros, saturated;
+	double largest, low, high; /* low, high: of what came in when it went wrong */
+	int64_t gradients, gradient_zeros, binade[MPT_BINADES];
+	double squares; /* of gradients */
+	int64_t units;  /* of a relu that is looked at; 0: none */
+	unsigned char alive[MPT__TOOLS_UNITS];
+} mpt__tools_layer_note;
+
+typedef struct mpt__tools_doctor {
+	mpt_context *context;
+	mpt_module net;
+	mpt_optimizer optimizer;
+	mpt_loader loader;
+	mpt_diagnosis_config config;
+	mpt_scaler scaler;
+	mpt_diagnosis *found;
+	mpt__tools_layer_note *layers;
+	int layer_count;
+	bool plain;       /* this pass is the one in fp32 */
+	bool watched;     /* hooks are to look */
+	bool forward_bad; /* in this pass a layer's output was not finite */
+	bool backward_bad;
+	int plain_bad; /* layer whose output was not finite in the pass in fp32, or -1 */
+	int64_t step;
+	int64_t inputs, classes[2]; /* numbers seen; least and greatest class */
+	double input_sum, input_squares, input_largest;
+	float *values; /* of one tensor at a time */
+	int64_t room;
+	double losses[MPT__TOOLS_MOST_STEPS];
+} mpt__tools_doctor;
+
+/* Adds a finding, unless there is one of its kind with as much to say. */
+MPT__TOOLS_FORMAT(5)
+static void mpt__tools_found(mpt__tools_doctor *d, mpt_fault fault, const char *place, double value,
+	const char *format, ...) {
+	mpt_diagnosis *all = d->found;
+	int at = 0;
+	while (at < all->count && all->finding[at].fault < fault) at++;
+	const bool there = at < all->count && all->finding[at].fault == fault;
+	if (there && !(value > all->finding[at].value)) return;
+	if (!there) {
+		if (all->count == MPT_MOST_FINDINGS) return;
+		memmove(&all->finding[at + 1], &all->finding[at],
+			(size_t)(all->count - at) * sizeof *all->finding);
+		all->count++;
+	}
+	mpt_finding *finding = &all->finding[at];
+	finding->fault = fault, finding->step = d->step, finding->value = value;
+	mpt__tools_note at_place = mpt__tools_note_begin(finding->place, sizeof finding->place);
+	mpt__tools_note text = mpt__tools_note_begin(finding->text, sizeof finding->text);
+	mpt__tools_note_add(&at_place, "%s", place);
+	va_list arguments;
+	va_start(arguments, format);
+	mpt__tools_note_list(&text, format, &arguments);
+	va_end(arguments);
+}
+
+/* A tensor's numbers on the host, valid until the next call; NULL if it has none. */
+static const float *mpt__tools_values(mpt__tools_doctor *d, mpt_tensor tensor, int64_t *count) {
+	*count = mpt_numel(tensor);
+	if (*count <= 0) return NULL;
+	if (*count > d->room) {
+		float *more = (float *)mpt__tools_allocate((size_t)*count * sizeof *more);
+		if (!more) return NULL;
+		mpt__tools_release(d->values);
+		d->values = more, d->room = *count;
+	}
+	return mpt_read_f32(tensor, d->values, *count) == MPT_OK ? d->values : NULL;
+}
+
+static bool mpt__tools_is_float(mpt_tensor tensor) {
+	const mpt_dtype dtype = mpt_get_dtype(tensor);
+	return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16 || dtype == MPT_F64;
+}
+
+static double mpt__tools_greater(double a, double b) { return a > b ? a : b; }
+static double mpt__tools_largest(const mpt_tensor_stats *s) {
+	return s->count > s->nans + s->infinities ? mpt__tools_greater(fabs(s->min), fabs(s->max)) : 0;
+}
+
+/* ==== Diagnosis: hooks ==== */
+
+/* Which units of a relu have been other than zero, and how much of a tanh is at its ends. */
+static void mpt__tools_note_units(mpt__tools_layer_note *layer, mpt_tensor out) {
+	const bool relu = strcmp(layer->kind, "relu") == 0, tanh = strcmp(layer->kind, "tanh") == 0;
+	const mpt_shape shape = mpt_get_shape(out);
+	int64_t count, inner = 1;
+	if (!relu && !tanh && strcmp(layer->kind, "sigmoid") != 0) return;
+	const float *x = shape.rank > 1 ? mpt__tools_values(layer->doctor, out, &count) : NULL;
+	if (!x) return;
+	for (int d = 2; d < shape.rank; d++) inner *= shape.dim[d];
+	if (relu)
+		layer->units =
+			shape.dim[1] < (int64_t)MPT__TOOLS_UNITS ? shape.dim[1] : (int64_t)MPT__TOOLS_UNITS;
+	for (int64_t i = 0; i < count; i++) {
+		const int64_t unit = i / inner % shape.dim[1];
+		const float end = tanh ? fabsf(x[i]) : 2 * fabsf(x[i] - 0.5f);
+		if (relu && x[i] != 0 && unit < layer->units) layer->alive[unit] = 1;
+		if (!relu && end > 0.99f) layer->saturated++;
+	}
+}
+
+static void mpt__tools_look_forward(
+	mpt__tools_layer_note *layer, const mpt_tensor *in, mpt_tensor out) {
+	mpt__tools_doctor *d = layer->doctor;
+	if (!mpt__tools_is_float(out)) return;
+	const mpt_tensor_stats s = mpt_statistics(out);
+	if (d->plain) {
+		layer->outputs += s.count, layer->zeros += s.zeros;
+		layer->largest = mpt__tools_greater(layer->largest, mpt__tools_largest(&s));
+		mpt__tools_note_units(layer, out);
+	}
+	if (s.nans + s.infinities == 0 || d->forward_bad) return;
+	d->forward_bad = true;
+	mpt_tensor_stats from;
+	memset(&from, 0, sizeof from);
+	if (mpt__tools_is_float(in[0])) from = mpt_statistics(in[0]);
+	if (from.nans + from.infinities > 0) return; /* it is not the one to blame */
+	if (d->plain) {
+		d->plain_bad = (int)(layer - d->layers);
+		mpt__tools_found(d, MPT_FAULT_FORWARD_NONFINITE, layer->path,
+			(double)(s.nans + s.infinities),
+			"layer \"%s\" (%s) gives %lld NaN and %lld infinities of inputs from %.3g to %.3g, in "
+			"fp32, too: look at its weights, and at a division, root or logarithm in it",
+			layer->path, layer->kind, (long long)s.nans, (long long)s.infinities, from.min,
+			from.max);
+	} else if (d->plain_bad < 0) {
+		mpt__tools_found(d, MPT_FAULT_FORWARD_OVERFLOW, layer->path, layer->largest,
+			"layer \"%s\" (%s) reaches %.4g in fp32, which %s does not hold: its output has %lld "
+			"infinities and %lld NaN. Normalise before it, scale its weights down, use bf16, or "
+			"mpt_set_dtype_policy(layer, MPT_F32)",
+			layer->path, layer->kind, layer->largest, mpt_dtype_name(d->config.precision),
+			(long long)s.infinities, (long long)s.nans);
+	}
+}
+
+static mpt_status mpt__tools_doctor_forward(
+	mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+	mpt__tools_layer_note *layer = (mpt__tools_layer_note *)user;
+	mpt_status status = MPT_OK;
+	if (layer->forward) status = layer->forward(self, layer->forward_user, in, n_in, out, n_out);
+	if (status == MPT_OK && layer->doctor->watched && n_in > 0 && n_out > 0)
+		mpt__tools_look_forward(layer, in, out[0]);
+	return status;
+}
+
+static void mpt__tools_look_backward(mpt__tools_layer_note *layer, mpt_tensor gradient) {
+	mpt__tools_doctor *d = layer->doctor;
+	const mpt_tensor_stats s = mpt_statistics(gradient);
+	if (d->plain && s.count > 0 && s.nans + s.infinities == 0) {
+		layer->gradients += s.count, layer->gradient_zeros += s.zeros;
+		layer->squares += (s.mean * s.mean + s.deviation * s.deviation) * (double)s.count;
+		for (int i = 0; i < MPT_BINADES; i++) layer->binade[i] += s.binade[i];
+	}
+	if (!d->plain || s.nans + s.infinities == 0 || d->backward_bad || d->forward_bad) return;
+	d->backward_bad = true;
+	mpt__tools_found(d, MPT_FAULT_BACKWARD_NONFINITE, layer->path, (double)(s.nans + s.infinities),
+		"the gradient that comes to layer \"%s\" (%s) has %lld NaN and %lld infinities, in fp32, "
+		"too, while all outputs are finite: look at what is behind it for a root or logarithm at 0",
+		layer->path, layer->kind, (long long)s.nans, (long long)s.infinities);
+}
+
+static mpt_status mpt__tools_doctor_backward(
+	mpt_module self, void *user, int output, mpt_tensor *gradient) {
+	mpt__tools_layer_note *layer = (mpt__tools_layer_note *)user;
+	if (output == 0 && layer->doctor->watched) mpt__tools_look_backward(layer, *gradient);
+	return layer->backward ? layer->backward(self, layer->backward_user, output, gradient) : MPT_OK;
+}
+
+/* Whether module `index` of the net has no other below it: then the next one is not in its path. */
+static bool mpt__tools_is_leaf(mpt_module net, int index, int count, const char *path) {
+	char next[MPT__TOOLS_PATH];
+	const size_t n = strlen(path);
+	if (index + 1 == count) return true;
+	mpt_module_at(net, index + 1, next, sizeof next);
+	return n > 0 && (strncmp(next, path, n) != 0 || next[n] != '.');
+}
+
+static void mpt__tools_put_hooks_on(mpt__tools_doctor *d) {
+	const int count = mpt_module_count(d->net);
+	for (int i = 0; i < count && d->layer_count < MPT__TOOLS_LAYERS; i++) {
+		mpt__tools_layer_note *layer = &d->layers[d->layer_count];
+		layer->module = mpt_module_at(d->net, i, layer->path, sizeof layer->path);
+		if (!mpt__tools_is_leaf(d->net, i, count, layer->path)) continue;
+		layer->doctor = d, layer->kind = mpt_module_kind(layer->module);
+		layer->forward = mpt_get_forward_hook(layer->module, &layer->forward_user);
+		layer->backward = mpt_get_backward_hook(layer->module, &layer->backward_user);
+		mpt_hook_forward(layer->module, mpt__tools_doctor_forward, layer);
+		mpt_hook_backward(layer->module, mpt__tools_doctor_backward, layer);
+		d->layer_count++;
+	}
+}
+
+static void mpt__tools_take_hooks_off(mpt__tools_doctor *d) {
+	for (int i = 0; i < d->layer_count; i++) {
+		mpt__tools_layer_note *layer = &d->layers[i];
+		mpt_hook_forward(layer->module, layer->forward, layer->forward_user);
+		mpt_hook_backward(layer->module, layer->backward, layer->backward_user);
+	}
+}
+
+/* ==== Diagnosis: data ==== */
+
+/* The batch's first sample that has a number that is none. */
+static void mpt__tools_look_for_sample(mpt__tools_doctor *d, const mpt_batch *b) {
+	int64_t count;
+	const float *x = mpt__tools_values(d, b->x, &count);
+	for (int64_t i = 0; x && i < count; i++) {
+		if (mpt__tools_is_finite((double)x[i])) continue;
+		const long long sample = (long long)(i / (count / b->size));
+		mpt__tools_found(d, MPT_FAULT_INPUT_NONFINITE, "", (double)sample,
+			"sample %lld of batch %lld of its epoch has a %s among its inputs, at place %lld: look "
+			"at the data, or leave it out",
+			sample, (long long)b->index,
+			mpt__tools_bits_of((double)x[i]) << 12 ? "NaN" : "infinity",
+			(long long)(i % (count / b->size)));
+		return;
+	}
+}
+
+static void mpt__tools_look_at_batch(mpt__tools_doctor *d, const mpt_batch *b) {
+	if (mpt__tools_is_float(b->x)) {
+		const mpt_tensor_stats s = mpt_statistics(b->x);
+		const double finite = (double)(s.count - s.nans - s.infinities);
+		if (s.nans + s.infinities > 0) mpt__tools_look_for_sample(d, b);
+		if (finite > 0) {
+			d->inputs += (int64_t)finite, d->input_sum += s.mean * finite;
+			d->input_squares += (s.mean * s.mean + s.deviation * s.deviation) * finite;
+			d->input_largest = mpt__tools_greater(d->input_largest, mpt__tools_largest(&s));
+		}
+	}
+	int64_t count = 0;
+	const float *y = mpt_get_dtype(b->y) == MPT_I64 ? mpt__tools_values(d, b->y, &count) : NULL;
+	for (int64_t i = 0; y && i < count; i++) {
+		const int64_t class_number = (int64_t)y[i];
+		if (class_number < 0) continue; /* left out of the loss */
+		if (d->classes[0] > class_number) d->classes[0] = class_number;
+		if (d->classes[1] < class_number) d->classes[1] = class_number;
+	}
+}
+
+/* ==== Diagnosis: steps ==== */
+
+static mpt_tensor mpt__tools_doctor_loss(
+	mpt__tools_doctor *d, const mpt_batch *b, mpt_tensor *out) {
+	*out = mpt_forward(d->net, b->x);
+	if (d->config.loss) return d->config.loss(*out, b->y, d->config.user);
+	return mpt_nll_loss(*out, b->y, NULL);
+}
+
+/* A loss that is not finite, of outputs that are. */
+static void mpt__tools_look_at_loss(mpt__tools_doctor *d, double loss, mpt_tensor out) {
+	if (mpt__tools_is_finite(loss) || d->forward_bad || !mpt__tools_is_float(out)) return;
+	const mpt_tensor_stats s = mpt_statistics(out);
+	if (s.nans + s.infinities > 0) return;
+	mpt__tools_found(d, MPT_FAULT_LOSS_NONFINITE, "", loss,
+		"the loss is %g, though all outputs of the net are finite, from %.3g to %.3g: a logarithm "
+		"of 0, or a division by 0, is in the loss. Take a loss of logits (mpt_cross_entropy), or "
+		"bound what it takes the logarithm of",
+		loss, s.min, s.max);
+}
+
+/* A weight before and behind a step. */
+static void mpt__tools_look_at_change(mpt__tools_doctor *d, const char *path, const float *before,
+	const float *after, int64_t count, double *low) {
+	double change = 0, norm = 0;
+	for (int64_t i = 0; i < count; i++) {
+		const double dx = (double)after[i] - (double)before[i];
+		change += dx * dx, norm += (double)before[i] * (double)before[i];
+	}
+	const double ratio = norm > 0 ? sqrt(change / norm) : 0;
+	*low = mpt__tools_greater(*low, ratio);
+	if (ratio > 0.5 && mpt__tools_is_finite(ratio))
+		mpt__tools_found(d, MPT_FAULT_RATE_HIGH, path, ratio,
+			"a step changes \"%s\" by %.3g of its norm; 0.001 to 0.05 is usual. The learning rate "
+			"is "
+			"about %.0f times too large",
+			path, ratio, ratio / 0.01);
+}
+
+/* What the parameters' gradients say, in the pass in fp32. */
+static void mpt__tools_look_at_gradients(mpt__tools_doctor *d) {
+	char path[MPT__TOOLS_PATH];
+	int frozen = 0;
+	for (int i = 0; i < mpt_parameter_count(d->net); i++) {
+		const mpt_tensor p = mpt_parameter_at(d->net, i, path, sizeof path);
+		if (!mpt_get_requires_grad(p)) {
+			if (frozen++ == 0) /* the first one names them all */
+				mpt__tools_found(d, MPT_FAULT_FROZEN, path, 1,
+					"\"%s\" and others with it are frozen, so that they do not learn; "
+					"mpt_freeze(module, false) ends that, if it is not meant",
+					path);
+		} else if (!mpt_has_grad(p)) {
+			mpt__tools_found(d, MPT_FAULT_UNREACHED, path, 1,
+				"the loss does not depend on \"%s\": its module is not used in the forward, or its "
+				"output is detached or overwritten",
+				path);
+		}
+	}
+}
+
+/* One pass without an update, which shows what the numbers are in fp32. */
+static void mpt__tools_plain_pass(mpt__tools_doctor *d, const mpt_batch *b) {
+	mpt_tensor out;
+	d->plain = true, d->forward_bad = d->backward_bad = false;
+	mpt_step_begin(d->context);
+	const mpt_tensor loss = mpt__tools_doctor_loss(d, b, &out);
+	mpt__tools_look_at_loss(d, mpt_item(loss), out);
+	mpt_zero_grad(d->optimizer);
+	mpt_backward(loss);
+	if (d->step == 1) mpt__tools_look_at_gradients(d);
+	mpt_zero_grad(d->optimizer);
+	mpt_step_end(d->context);
+}
+
+/* All weights, one behind the other, as a host's copy; NULL where there is no memory for it. */
+static float *mpt__tools_all_weights(mpt__tools_doctor *d) {
+	const int64_t count = mpt_parameter_numel(d->net);
+	float *all = count > 0 ? (float *)mpt__tools_allocate((size_t)count * sizeof *all) : NULL;
+	int64_t at = 0;
+	for (int i = 0; all && i < mpt_parameter_count(d->net); i++) {
+		const mpt_tensor p = mpt_parameter_at(d->net, i, NULL, 0);
+		mpt_read_f32(p, all + at, mpt_numel(p));
+		at += mpt_numel(p);
+	}
+	return all;
+}
+
+static bool mpt__tools_has_slope(mpt_tensor parameter) {
+	if (!mpt_get_requires_grad(parameter) || !mpt_has_grad(parameter)) return false;
+	const mpt_tensor_stats s = mpt_statistics(mpt_grad(parameter));
+	return s.zeros < s.count;
+}
+
+static void mpt__tools_look_at_weights(
+	mpt__tools_doctor *d, const float *before, const float *after, double *low) {
+	char path[MPT__TOOLS_PATH];
+	int64_t at = 0;
+	for (int i = 0; i < mpt_parameter_count(d->net); i++) {
+		const mpt_tensor p = mpt_parameter_at(d->net, i, path, sizeof path);
+		const int64_t count = mpt_numel(p);
+		const bool same = memcmp(before + at, after + at, (size_t)count * sizeof *after) == 0;
+		double largest = 0;
+		for (int64_t k = 0; k < count; k++)
+			largest = mpt__tools_greater(largest, fabs((double)after[at + k]));
+		if (largest > 100)
+			mpt__tools_found(d, MPT_FAULT_WEIGHTS_LARGE, path, largest,
+				"\"%s\" has weights up to %.4g, where 1 is much: lower the learning rate, clip "
+				"gradients (mpt_clip_grad_norm), or start from smaller values",
+				path, largest);
+		if (mpt_get_shape(p).rank > 1)
+			mpt__tools_look_at_change(d, path, before + at, after + at, count, low);
+		if (same && mpt__tools_has_slope(p))
+			mpt__tools_found(d, MPT_FAULT_NO_OPTIMIZER, path, 1,
+				"\"%s\" has gradients, but the step leaves it as it is: give it to the optimizer, "
+				"or "
+				"look at its group's learning rate",
+				path);
+		at += count;
+	}
+}
+
+/* One step of the training itself, whose weights are looked at unless `before` is NULL. */
+static double mpt__tools_real_step(
+	mpt__tools_doctor *d, const mpt_batch *b, const float *before, double *low) {
+	mpt_tensor out;
+	d->plain = false, d->forward_bad = d->backward_bad = false;
+	mpt_step_begin(d->context);
+	if (d->config.precision != MPT_F32) mpt_autocast_begin(d->context, d->config.precision);
+	const mpt_tensor loss = mpt__tools_doctor_loss(d, b, &out);
+	if (d->config.precision != MPT_F32) mpt_autocast_end(d->context);
+	const double value = mpt_item(loss);
+	mpt_zero_grad(d->optimizer);
+	if (d->scaler.context) {
+		mpt_backward(mpt_scale_loss(d->scaler, loss));
+		mpt_scaler_step(d->scaler, d->optimizer);
+		mpt_scaler_update(d->scaler);
+	} else {
+		mpt_backward(loss);
+		mpt_step(d->optimizer);
+	}
+	float *after = before ? mpt__tools_all_weights(d) : NULL;
+	const bool skipped = d->scaler.context && mpt_step_outcome(d->scaler) == MPT_OUTCOME_SKIPPED;
+	if (after && !skipped && !mpt_failed(d->context))
+		mpt__tools_look_at_weights(d, before, after, low);
+	d->found->skipped += skipped;
+	mpt__tools_release(after);
+	mpt_step_end(d->context);
+	return value;
+}
+
+/* The next batch, of a new epoch where one ends. */
+static bool mpt__tools_doctor_batch(mpt__tools_doctor *d, mpt_batch *b) {
+	return mpt_loader_next(d->loader, b) ||
+		(!mpt_failed(d->context) && mpt_loader_next(d->loader, b));
+}
+
+static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
+	mpt_batch b;
+	double low = 0;
+	int64_t in_a_row = 0;
+	d->watched = true;
+	for (d->step = 1; d->step <= d->config.steps && mpt__tools_doctor_batch(d, &b); d->step++) {
+		const int64_t skipped = d->found->skipped;
+		d->plain_bad = -1;
+		mpt__tools_look_at_batch(d, &b);
+		mpt__tools_plain_pass(d, &b);
+		float *before = mpt__tools_all_weights(d);
+		d->losses[d->step - 1] = mpt__tools_real_step(d, &b, before, &low);
+		mpt__tools_release(before);
+		if (mpt_failed(d->context)) break;
+		in_a_row = d->found->skipped > skipped ? in_a_row + 1 : 0;
+		d->found->steps = d->step;
+		if (in_a_row >= 5)
+			mpt__tools_found(d, MPT_FAULT_SKIPS, "", (double)in_a_row,
+				"the scaler has skipped %lld steps in a row, at a scale of %.4g: gradients are not "
+				"finite at any scale, so look at what else is found here, or at the loss",
+				(long long)in_a_row, mpt_get_scale(d->scaler));
+	}
+	if (d->found->steps > 0 && low > 0 && low < 1e-7)
+		mpt__tools_found(d, MPT_FAULT_RATE_LOW, "", low,
+			"no step changes a weight matrix by more than %.2g of its norm; 0.001 to 0.05 is "
+			"usual. "
+			"Nothing will be learned at this learning rate",
+			low);
+	d->watched = false, d->step = d->found->steps;
+}
+
+/* Median times of a step that nobody looks at: in fp32, then in the training's precision. */
+static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
+	enum { TRIALS = 5 };
+	const mpt_dtype precision = d->config.precision;
+	const int64_t skipped = d->found->skipped; /* before the steps that only measure */
+	mpt_batch b;
+	for (int which = 0; which < 2; which++) {
+		double times[TRIALS];
+		int n = 0;
+		d->config.precision = which ? precision : MPT_F32;
+		while (n < TRIALS && mpt__tools_doctor_batch(d, &b)) {
+			const double begin = mpt__tools_seconds();
+			mpt__tools_real_step(d, &b, NULL, NULL);
+			mpt_synchronize(d->context);
+			const double time = mpt__tools_seconds() - begin;
+			int at = n++;
+			for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
+			times[at] = time;
+		}
+		if (n > 0) d->found->seconds[which] = times[n / 2];
+	}
+	d->config.precision = precision, d->found->skipped = skipped;
+}
+
+/* ==== Diagnosis: what all steps together say ==== */
+
+/* The share of a layer's gradients, other than 0, that fp16 makes 0 at this scale. */
+static double mpt__tools_lost(const mpt__tools_layer_note *layer, double scale) {
+	double smallest = -25; /* half of the smallest number, which rounds to it */
+	int64_t lost = 0;
+	for (; scale >= 2; scale /= 2) smallest--;
+	for (int i = 0; i < MPT_BINADES; i++)
+		if ((double)(MPT_BINADE_FIRST + i + 1) <= smallest) lost += layer->binade[i];
+	const int64_t others = layer->gradients - layer->gradient_zeros;
+	return others > 0 ? (double)lost / (double)others : 0;
+}
+
+static double mpt__tools_slope(const mpt__tools_layer_note *layer) {
+	return layer->gradients > 0 ? sqrt(layer->squares / (double)layer->gradients) : 0;
+}
+
+static void mpt__tools_judge_layer(mpt__tools_doctor *d, const mpt__tools_layer_note *layer) {
+	const char *path = layer->path, *kind = layer->kind;
+	int64_t dead = 0;
+	for (int64_t u = 0; u < layer->units; u++) dead += !layer->alive[u];
+	const double lost = mpt__tools_lost(layer, d->found->scale);
+	if (layer->outputs > 0 && layer->zeros == layer->outputs)
+		mpt__tools_found(d, MPT_FAULT_DEAD_LAYER, path, 1,
+			"layer \"%s\" (%s) gives zeros alone, whatever comes in: nothing before it learns. "
+			"Look at "
+			"its weights and biases and at the learning rate that has brought them there",
+			path, kind);
+	else if (layer->units > 0 && 2 * dead > layer->units)
+		mpt__tools_found(d, MPT_FAULT_DEAD_UNITS, path, (double)dead / (double)layer->units,
+			"%lld of %lld units behind \"%s\" (%s) are zero for every sample: lower the learning "
+			"rate, start from smaller biases, or take mpt_nn_leaky_relu or mpt_nn_gelu",
+			(long long)dead, (long long)layer->units, path, kind);
+	if (layer->outputs > 0 && (double)layer->saturated > 0.8 * (double)layer->outputs)
+		mpt__tools_found(d, MPT_FAULT_SATURATED, path,
+			(double)layer->saturated / (double)layer->outputs,
+			"%.0f %% of the outputs of \"%s\" (%s) are at its ends, where it has no slope: "
+			"normalise "
+			"what comes in, or start from smaller weights",
+			100 * (double)layer->saturated / (double)layer->outputs, path, kind);
+	if (d->config.precision == MPT_F16 && lost > 0.3)
+		mpt__tools_found(d, MPT_FAULT_UNDERFLOW, path, lost,
+			"fp16 makes %.0f %% of the gradients at \"%s\" (%s) zero at a loss scale of %.4g: "
+			"train with "
+			"mpt_grad_scaler, from a larger scale, or in bf16",
+			100 * lost, path, kind, d->found->scale);
+}
+
+/* Gradients at the first layer over those at the last one. */
+static void mpt__tools_judge_depth(mpt__tools_doctor *d) {
+	const mpt__tools_layer_note *first = NULL, *last = NULL;
+	for (int i = 0; i < d->layer_count; i++) {
+		if (!(mpt__tools_slope(&d->layers[i]) > 0)) continue;
+		if (!first) first = &d->layers[i];
+		last = &d->layers[i];
+	}
+	if (!first || first == last) return;
+	const double ratio = mpt__tools_slope(first) / mpt__tools_slope(last);
+	const double numbers = (double)first->gradients / (double)last->gradients;
+	if (ratio * sqrt(numbers) < 1e-4)
+		mpt__tools_found(d, MPT_FAULT_VANISHING, first->path, 1 / ratio,
+			"gradients at \"%s\" are %.2g times those at \"%s\": the first layers will not learn. "
+			"Use "
+			"relu or gelu, norms, residual connections, or larger first weights",
+			first->path, ratio, last->path);
+	if (ratio > 1e4)
+		mpt__tools_found(d, MPT_FAULT_EXPLODING, first->path, ratio,
+			"gradients at \"%s\" are %.2g times those at \"%s\": start from smaller weights, use "
+			"norms, "
+			"or clip (mpt_clip_grad_norm)",
+			first->path, ratio, last->path);
+}
+
+static void mpt__tools_judge_data(mpt__tools_doctor *d) {
+	if (d->inputs > 1) {
+		const double n = (double)d->inputs, mean = d->input_sum / n;
+		const double deviation = sqrt(mpt__tools_greater(d->input_squares / n - mean * mean, 0));
+		if (deviation > 20 || deviation < 1e-3 || fabs(mean) > 10 * deviation)
+			mpt__tools_found(d, MPT_FAULT_INPUT_RANGE, "", deviation,
+				"inputs have a mean of %.4g and a deviation of %.4g, up to %.4g; 0 and 1 are "
+				"usual. "
+				"mpt_normalize(dataset, mean, deviation) before training",
+				mean, deviation, d->input_largest);
+	}
+	if (d->classes[1] >= 0 && d->classes[0] == d->classes[1])
+		mpt__tools_found(d, MPT_FAULT_TARGETS_CONSTANT, "", (double)d->classes[0],
+			"all targets are class %lld: there is nothing to tell apart. Look at the labels, and "
+			"at "
+			"whether the data is shuffled",
+			(long long)d->classes[0]);
+}
+
+static void mpt__tools_judge_losses(mpt__tools_doctor *d) {
+	const int64_t n = d->found->steps, part = n / 3;
+	double first = 0, last = 0;
+	if (n > 0) d->found->first_loss = d->losses[0], d->found->last_loss = d->losses[n - 1];
+	for (int64_t i = 0; i < part; i++) first += d->losses[i], last += d->losses[n - 1 - i];
+	if (!mpt__tools_is_finite(last)) last = INFINITY;
+	if (part > 0 && last > 2 * first && first > 0 && mpt__tools_is_finite(first))
+		mpt__tools_found(d, MPT_FAULT_LOSS_RISES, "", last / first,
+			"the loss rises, from %.4g to %.4g on average: lower the learning rate, or warm it up",
+			first / (double)part, last / (double)part);
+}
+
+/* ==== Diagnosis: words ==== */
+
+/* The powers of two between which 98 of 100 gradients are. */
+static void mpt__tools_note_range(mpt__tools_note *note, const mpt__tools_layer_note *layer) {
+	const int64_t others = layer->gradients - layer->gradient_zeros, tail = others / 100;
+	int low = 0, high = MPT_BINADES - 1;
+	int64_t below = 0, above = 0;
+	if (others == 0) {
+		mpt__tools_note_add(note, " %14s", "-");
+		return;
+	}
+	while (low < MPT_BINADES - 1 && below + layer->binade[low] <= tail)
+		below += layer->binade[low++];
+	while (high > 0 && above + layer->binade[high] <= tail) above += layer->binade[high--];
+	char text[32];
+	mpt__tools_note range = mpt__tools_note_begin(text, sizeof text);
+	mpt__tools_note_add(&range, "2^%lld..2^%lld", (long long)MPT_BINADE_FIRST + low,
+		(long long)MPT_BINADE_FIRST + high + 1);
+	mpt__tools_note_add(note, " %14s", text);
+}
+
+static void mpt__tools_note_layers(mpt__tools_note *note, const mpt__tools_doctor *d) {
+	mpt__tools_note_add(note, "%-24s %-14s %10s %7s %14s %9s\n", "layer", "kind", "largest",
+		"zeros", "gradients", "lost");
+	for (int i = 0; i < d->layer_count; i++) {
+		const mpt__tools_layer_note *layer = &d->layers[i];
+		if (layer->outputs == 0) continue;
+		mpt__tools_note_add(note, "%-24s %-14s %10.4g %5.1f %%", layer->path, layer->kind,
+			layer->largest, 100 * (double)layer->zeros / (double)layer->outputs);
+		mpt__tools_note_range(note, layer);
+		mpt__tools_note_add(note, " %7.1f %%\n", 100 * mpt__tools_lost(layer, d->found->scale));
+	}
+	mpt__tools_note_add(
+		note, "lost: what fp16 makes zero at a loss scale of %.4g\n", d->found->scale);
+}
+
+static void mpt__tools_note_findings(mpt__tools_note *note, const mpt_diagnosis *found) {
+	mpt__tools_note_add(note, "\n%lld steps, loss %.4g to %.4g, %lld skipped\n",
+		(long long)found->steps, found->first_loss, found->last_loss, (long long)found->skipped);
+	for (int i = 0; i < found->count; i++)
+		mpt__tools_note_add(note, "%lld. (step %lld) %s.\n", (long long)i + 1,
+			(long long)found->finding[i].step, found->finding[i].text);
+	if (found->count == 0) mpt__tools_note_add(note, "nothing is wrong\n");
+}
+
+static void mpt__tools_note_pays(mpt__tools_note *note, const mpt__tools_doctor *d) {
+	const double *seconds = d->found->seconds;
+	if (d->config.precision == MPT_F32 || !(seconds[1] > 0)) return;
+	const char *name = mpt_dtype_name(d->config.precision);
+	mpt__tools_note_add(note, "a step takes %.3g ms in fp32 and %.3g ms in %s: %s\n",
+		1e3 * seconds[0], 1e3 * seconds[1], name,
+		seconds[0] > 1.05 * seconds[1] ? "worth it here"
+									   : "it saves memory, but no time for this net here");
+}
+
+/* ==== Diagnosis: the whole ==== */
+
+mpt_diagnosis_config mpt_diagnosis_config_default(void) {
+	mpt_diagnosis_config config;
+	memset(&config, 0, sizeof config);
+	config.steps = 20, config.precision = MPT_F16, config.scaled = true;
+	return config;
+}
+
+/* Weights that are none before anything has been done. */
+static void mpt__tools_judge_weights(mpt__tools_doctor *d) {
+	char path[MPT__TOOLS_PATH];
+	for (int i = 0; i < mpt_parameter_count(d->net); i++) {
+		const mpt_tensor p = mpt_parameter_at(d->net, i, path, sizeof path);
+		const mpt_tensor_stats s = mpt_statistics(p);
+		if (s.nans + s.infinities > 0)
+			mpt__tools_found(d, MPT_FAULT_WEIGHTS_NONFINITE, path, (double)(s.nans + s.infinities),
+				"\"%s\" has %lld NaN and %lld infinities before the first step: load the weights "
+				"again, from before the training broke",
+				path, (long long)s.nans, (long long)s.infinities);
+	}
+}
+
+static void mpt__tools_doctor_works(mpt__tools_doctor *d) {
+	mpt_context *ctx = d->context;
+	const mpt_scaler_config defaults = mpt_scaler_config_default();
+	const bool own = !d->scaler.context && d->config.scaled && d->config.precision == MPT_F16;
+	if (own) d->scaler = mpt_grad_scaler(ctx, &defaults);
+	mpt__tools_put_hooks_on(d);
+	mpt__tools_judge_weights(d);
+	mpt__tools_doctor_steps(d);
+	d->found->scale = d->scaler.context && !mpt_failed(ctx) ? mpt_get_scale(d->scaler) : 1;
+	d->found->status = mpt_error_code(ctx);
+	if (mpt_failed(ctx)) mpt_clear_error(ctx);
+	mpt__tools_take_hooks_off(d);
+	if (d->found->status == MPT_OK) mpt__tools_doctor_times(d);
+	mpt_zero_grad(d->optimizer);
+	if (own) mpt_scaler_destroy(d->scaler);
+	for (int i = 0; i < d->layer_count; i++) mpt__tools_judge_layer(d, &d->layers[i]);
+	mpt__tools_judge_depth(d), mpt__tools_judge_data(d), mpt__tools_judge_losses(d);
+}
+
+mpt_diagnosis mpt_diagnose(mpt_module net, mpt_optimizer optimizer, mpt_loader loader,
+	const mpt_diagnosis_config *config, char *text, size_t capacity, size_t *length) {
+	mpt_context *ctx = net.context;
+	mpt_diagnosis found;
+	mpt__tools_doctor *d = (mpt__tools_doctor *)mpt__tools_allocate(sizeof *d);
+	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
+	memset(&found, 0, sizeof found);
+	if (length) *length = 0;
+	found.status = mpt_failed(ctx) ? mpt_error_code(ctx) : MPT_OK;
+	const int64_t bytes = found.status == MPT_OK && d ? mpt_snapshot_bytes(ctx) : -1;
+	void *before = bytes >= 0 ? mpt__tools_allocate((size_t)bytes + 1) : NULL;
+	if (d)
+		d->layers =
+			(mpt__tools_layer_note *)mpt__tools_allocate(MPT__TOOLS_LAYERS * sizeof *d->layers);
+	if (before && d->layers && mpt_snapshot(ctx, before, (size_t)bytes) == MPT_OK) {
+		d->context = ctx, d->net = net, d->optimizer = optimizer, d->loader = loader;
+		d->config = config ? *config : mpt_diagnosis_config_default();
+		if (d->config.steps > MPT__TOOLS_MOST_STEPS) d->config.steps = MPT__TOOLS_MOST_STEPS;
+		d->scaler = d->config.scaler, d->found = &found;
+		d->classes[0] = INT64_MAX, d->classes[1] = -1;
+		mpt__tools_doctor_works(d);
+		mpt_restore(ctx, before, (size_t)bytes);
+		mpt__tools_note_layers(&note, d), mpt__tools_note_findings(&note, &found),
+			mpt__tools_note_pays(&note, d);
+		if (length) *length = note.length;
+	} else if (found.status == MPT_OK) {
+		found.status = mpt_failed(ctx) ? mpt_error_code(ctx) : MPT_ERROR_MEMORY;
+	}
+	if (d) mpt__tools_release(d->values), mpt__tools_release(d->layers);
+	mpt__tools_release(before), mpt__tools_release(d);
+	return found;
+}
+
+/* ----
+ * tools/precisions.c: the same training in several precisions.
+ * ---- */
+
+/* ==== Precisions side by side ==== */
+
+enum { MPT__TOOLS_STEP_TIMES = 512 };
+
+typedef struct mpt__tools_way {
+	const char *name;
+	mpt_dtype autocast, weights; /* MPT_F32: none, as they are */
+	bool scaled;
+} mpt__tools_way;
+
+static const mpt__tools_way mpt__tools_ways[MPT_PRECISION_RUNS] = {
+	{"fp32", MPT_F32, MPT_F32, false}, {"fp16", MPT_F16, MPT_F32, true},
+	{"bf16", MPT_BF16, MPT_F32, false}, {"half fp16", MPT_F32, MPT_F16, true},
+	{"half bf16", MPT_F32, MPT_BF16, false}};
+
+static double mpt__tools_way_step(mpt_context *ctx, const mpt__tools_way *way,
+	const mpt_training *training, mpt_module net, mpt_optimizer optimizer, mpt_scaler scaler,
+	const mpt_batch *b) {
+	mpt_step_begin(ctx);
+	if (way->autocast != MPT_F32) mpt_autocast_begin(ctx, way->autocast);
+	const bool floats = mpt_get_dtype(b->x) == MPT_F32 && way->weights != MPT_F32;
+	const mpt_tensor out = mpt_forward(net, floats ? mpt_cast(b->x, way->weights) : b->x);
+	const mpt_tensor loss =
+		training->loss ? training->loss(out, b->y, training->user) : mpt_nll_loss(out, b->y, NULL);
+	if (way->autocast != MPT_F32) mpt_autocast_end(ctx);
+	mpt_zero_grad(optimizer);
+	mpt_backward(mpt_scale_loss(scaler, loss));
+	mpt_scaler_step(scaler, optimizer);
+	mpt_scaler_update(scaler);
+	const double value = mpt_item(loss); /* waits for the step, which is timed */
+	mpt_step_end(ctx);
+	return value;
+}
+
+static void mpt__tools_way_run(mpt_context *ctx, const mpt__tools_way *way,
+	const mpt_training *training, int64_t steps, mpt_precision_run *run) {
+	double times[MPT__TOOLS_STEP_TIMES];
+	int64_t counts[MPT_PRECISION_POINTS] = {0};
+	mpt_scaler_config sc = mpt_scaler_config_default();
+	mpt_batch b;
+	int n = 0;
+	sc.enabled = way->scaled;
+	const mpt_module net = training->net(ctx, training->user);
+	if (way->weights != MPT_F32) mpt_half(net, way->weights);
+	const mpt_optimizer optimizer = training->optimizer(net, training->user);
+	const mpt_loader loader = training->loader(ctx, training->user);
+	const mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
+	for (int64_t i = 0; i < steps && !mpt_failed(ctx); i++) {
+		if (!mpt_loader_next(loader, &b) && !mpt_loader_next(loader, &b)) break;
+		const double begin = mpt__tools_seconds();
+		const double loss = mpt__tools_way_step(ctx, way, training, net, optimizer, scaler, &b);
+		const double time = mpt__tools_seconds() - begin;
+		const int64_t point = i * MPT_PRECISION_POINTS / steps;
+		run->loss[point] += loss, counts[point]++;
+		int at = n < MPT__TOOLS_STEP_TIMES ? n++ : 0; /* what comes later is not timed */
+		if (at == 0 && n > 1) continue;
+		for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
+		times[at] = time;
+	}
+	for (int i = 0; i < MPT_PRECISION_POINTS; i++)
+		run->loss[i] = counts[i] ? run->loss[i] / (double)counts[i] : (double)NAN;
+	run->seconds = n ? times[n / 2] : 0, run->peak = mpt_memory(ctx).total_peak;
+	run->skipped = mpt_scaler_statistics(scaler).skipped;
+	run->scale = mpt_failed(ctx) ? 1 : mpt_get_scale(scaler);
+	run->status = mpt_error_code(ctx);
+}
+
+size_t mpt_compare_precisions(const mpt_training *training, const mpt_config *config, int64_t steps,
+	mpt_precision_run runs[MPT_PRECISION_RUNS], char *text, size_t capacity) {
+	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
+	if (runs) memset(runs, 0, MPT_PRECISION_RUNS * sizeof *runs);
+	if (!runs || !training || !training->net || !training->optimizer || !training->loader ||
+		steps < 5)
+		return 0;
+	mpt__tools_note_add(&note, "%-10s %9s %9s %9s %9s %9s %9s %8s %8s %8s\n", "", "loss 20 %",
+		"40 %", "60 %", "80 %", "100 %", "ms/step", "MB", "skipped", "scale");
+	for (int i = 0; i < MPT_PRECISION_RUNS; i++) {
+		mpt_context *ctx = mpt_create(config);
+		mpt_precision_run *run = &runs[i];
+		run->name = mpt__tools_ways[i].name, run->status = MPT_ERROR_ARGUMENT;
+		if (ctx) mpt__tools_way_run(ctx, &mpt__tools_ways[i], training, steps, run);
+		mpt__tools_note_add(&note, "%-10s", run->name);
+		for (int k = 0; k < MPT_PRECISION_POINTS && run->status == MPT_OK; k++)
+			mpt__tools_note_add(&note, " %9.4f", run->loss[k]);
+		if (run->status == MPT_OK)
+			mpt__tools_note_add(&note, " %9.3f %8.1f %8lld %8.4g\n", 1e3 * run->seconds,
+				(double)run->peak / 1e6, (long long)run->skipped, run->scale);
+		else
+			mpt__tools_note_add(&note, " %s\n", ctx ? mpt_error(ctx) : mpt_error(NULL));
+		mpt_destroy(ctx);
+	}
+	return note.length;
 }
 
 #endif

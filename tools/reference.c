@@ -51,10 +51,22 @@ static void fail(const char *format, ...) {
     exit(1);
 }
 
+/* The file with four spaces for each tab that it is indented by, as src/ has it. */
 static char *read_text(const char *path) {
-    char *text = read_file(path, NULL);
-    if (!text) fail("cannot read %s", path);
-    return text;
+    size_t size, i, length = 0;
+    int beginning = 1;
+    char *text = read_file(path, &size), *wide = text ? (char *)malloc(4 * size + 1) : NULL;
+    if (!wide) fail("cannot read %s", path);
+    for (i = 0; i < size; i++) {
+        beginning = i == 0 || text[i - 1] == '\n' || (beginning && text[i] == '\t');
+        if (beginning && text[i] == '\t')
+            memcpy(wide + length, "    ", 4), length += 4;
+        else
+            wide[length++] = text[i];
+    }
+    wide[length] = '\0';
+    free(text);
+    return wide;
 }
 
 static void put(const page *p, const char *format, ...) {

@@ -741,6 +741,11 @@ bool mpt_has_grad(mpt_tensor tensor) {
     return leaf && mpt__leaf_has_grad(tensor.context, leaf);
 }
 
+bool mpt_get_requires_grad(mpt_tensor tensor) {
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_requires_grad", "tensor");
+    return found && found->flags & MPT__REQUIRES_GRAD;
+}
+
 mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *ctx = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");

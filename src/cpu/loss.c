@@ -368,6 +368,7 @@ MPT__PAIRS(MPT__ROW)
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
 
+#ifndef MPTRAIN_NO_SIMD
 /* MSE's in vectors: the same operations. */
 static void mpt__cpu_pair_squares(MPT__PAIR_TAKES) {
     (void)p, (void)r;
@@ -377,6 +378,7 @@ static void mpt__cpu_pair_squares(MPT__PAIR_TAKES) {
     else
         routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, by == 0 ? 2 : -2, 0);
 }
+#endif
 
 /* The functions, and the nanoseconds of an element. */
 static const struct {
@@ -404,9 +406,10 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_pair_work *w = (const mpt__cpu_pair_work *)work;
     const mpt__launch *launch = w->call->launch;
     const mpt__routines *routines = w->call->routines;
-    mpt__cpu_pair_fn run = launch->function == MPT__FN_MSE
-        ? mpt__cpu_pair_squares
-        : mpt__cpu_pairs[launch->function - MPT__FN_MSE].run;
+    mpt__cpu_pair_fn run = mpt__cpu_pairs[launch->function - MPT__FN_MSE].run;
+#ifndef MPTRAIN_NO_SIMD
+    if (launch->function == MPT__FN_MSE) run = mpt__cpu_pair_squares;
+#endif
     int64_t begin = chunk * MPT__CHUNK,
             end = mpt__cpu_min(begin + MPT__CHUNK, w->walk[0].loop.count);
     mpt__real block[5][MPT__BLOCK];

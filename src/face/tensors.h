@@ -703,6 +703,7 @@ MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(
 
 /* Leaves only: a floating tensor whose gradient mpt_backward shall leave in mpt_grad. */
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on);
+MPTRAIN_API bool mpt_get_requires_grad(mpt_tensor tensor); /* of results: they have a history */
 /* Backward from a one-element tensor; its history is used up. Gradients add up until zero_grad. */
 MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss);
 /* From any tensor, with the gradient that enters it (null handle = ones for one element);

@@ -108,6 +108,13 @@ MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
    one 0; no path takes more than 1280. */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
+/* A module and all below it in tree order, shared ones once: how many, and number `index`, from 0,
+   which is the module itself, with its path below it as in mpt_parameter_at. */
+MPTRAIN_API int mpt_module_count(mpt_module module); /* -1 on error */
+MPTRAIN_API mpt_module mpt_module_at(mpt_module module, int index, char *path, size_t path_size);
+/* "linear", or the name of a class of yours; valid as long as the module; "" on error. */
+MPTRAIN_API const char *mpt_module_kind(mpt_module module);
+
 /* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(
@@ -132,6 +139,10 @@ MPTRAIN_API mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, 
 typedef mpt_status (*mpt_backward_hook)(
     mpt_module self, void *user, int output, mpt_tensor *gradient);
 MPTRAIN_API mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user);
+/* The hook that a module has, and in *user (may be NULL) what it was put on with, for code that
+   puts its own on for a while and calls it; NULL where there is none. */
+MPTRAIN_API mpt_forward_hook mpt_get_forward_hook(mpt_module module, void **user);
+MPTRAIN_API mpt_backward_hook mpt_get_backward_hook(mpt_module module, void **user);
 
 /* Training, which is the state after creation, or not, for a module and all below it: whether
    dropout is on, and batch norm takes the statistics of the batch. */

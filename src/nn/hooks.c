@@ -18,6 +18,26 @@ mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user) 
 mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user) {
     return mpt__watch_missing(module.context, "mpt_hook_backward");
 }
+mpt_forward_hook mpt_get_forward_hook(mpt_module module, void **user) {
+    if (user) *user = NULL;
+    return NULL; /* no module has one */
+}
+mpt_backward_hook mpt_get_backward_hook(mpt_module module, void **user) {
+    if (user) *user = NULL;
+    return NULL;
+}
+int mpt_module_count(mpt_module module) {
+    mpt__watch_missing(module.context, "mpt_module_count");
+    return -1;
+}
+mpt_module mpt_module_at(mpt_module module, int index, char *path, size_t path_size) {
+    mpt__watch_missing(module.context, "mpt_module_at");
+    return mpt__module_handle(module.context, NULL);
+}
+const char *mpt_module_kind(mpt_module module) {
+    mpt__watch_missing(module.context, "mpt_module_kind");
+    return "";
+}
 MPT__END_ABSENT
 
 #else
@@ -209,6 +229,54 @@ mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user
     found->hooks->backward = fn;
     found->hooks->backward_user = user;
     return mpt__hooks_end(module.context, found);
+}
+
+mpt_forward_hook mpt_get_forward_hook(mpt_module module, void **user) {
+    const mpt__module *found = mpt__module_enter(module, "mpt_get_forward_hook");
+    const mpt__hooks *hooks = found ? found->hooks : NULL;
+    if (user) *user = hooks ? hooks->forward_user : NULL;
+    return hooks ? hooks->forward : NULL;
+}
+
+mpt_backward_hook mpt_get_backward_hook(mpt_module module, void **user) {
+    const mpt__module *found = mpt__module_enter(module, "mpt_get_backward_hook");
+    const mpt__hooks *hooks = found ? found->hooks : NULL;
+    if (user) *user = hooks ? hooks->backward_user : NULL;
+    return hooks ? hooks->backward : NULL;
+}
+
+/* ==== Listing ==== */
+
+int mpt_module_count(mpt_module module) {
+    mpt__module *found = mpt__module_enter(module, "mpt_module_count");
+    if (!found) return -1;
+    int count = 0;
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) count++;
+    return mpt__ok(module.context) ? count : -1;
+}
+
+mpt_module mpt_module_at(mpt_module module, int index, char *path, size_t path_size) {
+    mpt_context *ctx = module.context;
+    mpt__text prose = mpt__text_make(path, path_size);
+    mpt__module *found = mpt__module_enter(module, "mpt_module_at");
+    if (!found) return mpt__module_handle(ctx, NULL);
+    int count = 0;
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, ctx, found);
+    for (; found; found = mpt__walk_next(&walk), count++) {
+        if (count != index) continue;
+        mpt__write_text(&prose, "%s", walk.path);
+        return mpt__module_handle(ctx, found);
+    }
+    mpt__error(ctx, ARGUMENT, "module %d: the tree has %d of them", index, count);
+    return mpt__module_handle(ctx, NULL);
+}
+
+const char *mpt_module_kind(mpt_module module) {
+    const mpt__module *found = mpt__module_enter(module, "mpt_module_kind");
+    return found ? found->cls.name : "";
 }
 
 #endif /* MPTRAIN_NO_WATCH */

@@ -168,6 +168,9 @@ typedef struct {
 #define MPT__PLANES_OF_HALVES 144 /* the same where halves are multiplied */
 #define MPT__PLANES_PIXELS 8      /* of a line, at least; of depthwise ones twice that */
 
+#ifdef MPTRAIN_NO_SIMD
+#define mpt__conv_planes(frame, x, y) false /* no backend has them */
+#else
 /* Whether a backend's routines for few channels take it with images x and y as they lie. */
 static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *y) {
     const int64_t *index = frame->attributes->index;
@@ -190,6 +193,7 @@ static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, cons
     const bool depthwise = in == groups && out == groups && pixels >= 2 * MPT__PLANES_PIXELS;
     return (few || depthwise) && mpt__tensor_contiguous(x) && mpt__tensor_contiguous(y);
 }
+#endif
 
 static void mpt__operand_planes(
     mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {

@@ -139,6 +139,16 @@ static double mpt__tools_system_now(void) {
 
 #endif
 
+/* The first line of a file, without its end, cut to `size`; false where there is no such file. */
+static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
+    FILE *file = mpt__tools_file_open(path, "rb");
+    const size_t n = file ? fread(line, 1, size - 1, file) : 0;
+    if (file) fclose(file);
+    line[n] = '\0';
+    line[strcspn(line, "\r\n")] = '\0';
+    return n > 0;
+}
+
 static bool mpt__tools_is_separator(char c) {
 #ifdef _WIN32
     if (c == '\\') return true;

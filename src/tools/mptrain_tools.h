@@ -2,6 +2,9 @@
    public API of mptrain.h alone. tools/amalgamate.c makes ../../tools/mptrain_tools.h from it. */
 #include "face/manual.h"
 #include "face/journal.h"
+#include "face/machine.h"
+#include "face/diagnose.h"
+#include "face/precisions.h"
 
 #if defined(MPTRAIN_TOOLS_IMPLEMENTATION) && !defined(MPT__TOOLS_IMPLEMENTED)
 #define MPT__TOOLS_IMPLEMENTED
@@ -10,4 +13,8 @@
 #include "records.c"
 #include "events.c"
 #include "journal.c"
+#include "text.c"
+#include "machine.c"
+#include "diagnose.c"
+#include "precisions.c"
 #endif

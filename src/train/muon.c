@@ -10,6 +10,22 @@
 
 #include "train/lbfgs.c"
 
+#ifdef MPTRAIN_NO_WATCH
+
+mpt_muon_config mpt_muon_config_default(void) {
+    mpt_muon_config config;
+    mpt__zero(config);
+    return config;
+}
+
+mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
+    (void)config;
+    mpt__watch_missing(module.context, "mpt_muon");
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+#else
+
 mpt_muon_config mpt_muon_config_default(void) {
     mpt_muon_config config;
     mpt__zero(config);
@@ -19,16 +35,6 @@ mpt_muon_config mpt_muon_config_default(void) {
     config.adamw = mpt_adamw_config_default();
     return config;
 }
-
-#ifdef MPTRAIN_NO_WATCH
-
-mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
-    (void)config;
-    mpt__watch_missing(module.context, "mpt_muon");
-    return mpt__optimizer_handle(module.context, NULL);
-}
-
-#else
 
 /* Of a group: 1 - momentum on the device, and the momentum of which it was made. No slot: AdamW
    updates the group. */

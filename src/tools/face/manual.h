@@ -1,4 +1,5 @@
-/* mptrain_tools.h - files about a training: logs for TensorBoard, spreadsheets and scripts.
+/* mptrain_tools.h - what looks at a training: logs for TensorBoard, spreadsheets and scripts; what
+   is wrong with it, where, and what to do; what the machine does and how fast.
 
    One header beside mptrain.h, of which it needs the declarations alone. In one file of a program:
 
@@ -23,5 +24,17 @@
    takes back what was logged behind the checkpoint that training goes on from, so that in the end
    the files are those of a training that was never interrupted, but for the times in them.
    mpt_journal_fit does that by itself.
+
+   Where a net does not learn, look at some steps of it from inside:
+
+       char text[8192];
+       mpt_diagnose(net, optimizer, loader, NULL, text, sizeof text, NULL);
+       puts(text);
+
+   names the layer whose outputs fp16 does not hold, gradients that vanish, a rate that is too
+   large, inputs that are not normalised, and other faults, twenty-two kinds in all, and leaves the
+   training as it was.
+   mpt_compare_precisions trains it in five precisions side by side; mpt_machine_measure and
+   mpt_machine_report tell what this machine does, which `make doctor` prints.
 
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
