@@ -3,7 +3,7 @@
  * mpt_diagnose of tools/mptrain_tools.h trains for a few steps and looks at every layer meanwhile,
  * also in fp32, then puts everything back as it was. What it finds has a kind, a place and advice.
  * Each of these faults costs people hours: the program runs, no error is raised, and nothing is
- * learned.
+ * learned. The log tells of numbers that are none by itself. test warnings: 4
  * test arguments: */
 #include "lesson.h"
 

@@ -10,7 +10,7 @@
 #define MPTRAIN_TOOLS_IMPLEMENTATION
 #include "tools/mptrain_tools.h"
 
-enum { IN = 784, OUT = 10 };
+enum { INPUTS = 784, OUTPUTS = 10 };
 
 static struct {
     double seconds;
@@ -24,31 +24,31 @@ static const option_row rows[] = {
  * gradient of the input and for its own, but for the first layer, which needs no gradient of its
  * input. An operation is a product or a sum. */
 static double products(double batch) {
-    const double first = IN * (double)choice.width,
-                 others = (double)(choice.width * choice.width) + (double)(choice.width * OUT);
+    const double first = INPUTS * (double)choice.width,
+                 others = (double)(choice.width * choice.width) + (double)(choice.width * OUTPUTS);
     return 2 * batch * (2 * first + 3 * others);
 }
 /* Weights are read twice and written by AdamW with gradient and both moments, read and written:
  * some 40 bytes each. Activations are small beside them. */
 static double bytes(void) {
     return 40 *
-        (IN * (double)choice.width + (double)(choice.width * choice.width) +
-            (double)(choice.width * OUT));
+        (INPUTS * (double)choice.width + (double)(choice.width * choice.width) +
+            (double)(choice.width * OUTPUTS));
 }
 
-/* Median seconds of a step with such a batch. */
+/* Seconds of a step with such a batch: the mean of as many as take a twentieth of a second. */
 static double step_time(mpt_context *ctx, int64_t batch, mpt_dtype precision) {
-    enum { STEPS = 9 };
-    double times[STEPS];
+    double begin = 0, time = 0;
+    int steps = -2; /* two to warm up */
     mpt_scope_begin(ctx);
-    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, IN, choice.width), mpt_nn_relu(ctx),
+    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, INPUTS, choice.width), mpt_nn_relu(ctx),
         mpt_nn_linear(ctx, choice.width, choice.width), mpt_nn_relu(ctx),
-        mpt_nn_linear(ctx, choice.width, OUT), MPT_END);
+        mpt_nn_linear(ctx, choice.width, OUTPUTS), MPT_END);
     mpt_optimizer optimizer = mpt_adamw(net, NULL);
-    mpt_tensor x = mpt_randn(ctx, MPT_F32, MPT_SHAPE(batch, IN));
+    mpt_tensor x = mpt_randn(ctx, MPT_F32, MPT_SHAPE(batch, INPUTS));
     mpt_tensor y = mpt_zeros(ctx, MPT_I64, MPT_SHAPE(batch));
-    for (int i = -2; i < STEPS; i++) { /* two to warm up */
-        const double begin = seconds_now();
+    while (time < 0.05 && !mpt_failed(ctx)) {
+        if (steps == 0) begin = seconds_now();
         mpt_step_begin(ctx);
         mpt_autocast_begin(ctx, precision);
         mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, x), y, NULL);
@@ -58,13 +58,10 @@ static double step_time(mpt_context *ctx, int64_t batch, mpt_dtype precision) {
         mpt_step(optimizer);
         mpt_step_end(ctx);
         mpt_synchronize(ctx);
-        int at = i < 0 ? 0 : i;
-        const double time = seconds_now() - begin;
-        for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
-        times[at] = time;
+        if (++steps > 0) time = seconds_now() - begin;
     }
     mpt_scope_end(ctx);
-    return times[STEPS / 2];
+    return steps > 0 ? time / steps : 0;
 }
 
 int main(int argc, char **argv) {

@@ -353,9 +353,16 @@ MPTRAIN_TOOLS_API size_t mpt_compare_precisions(const mpt_training *training,
 #include <string.h>
 #include <time.h>
 #ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
 #include <direct.h>
 #include <sys/timeb.h>
 #include <wchar.h>
+#include <windows.h>
 #else
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -465,6 +472,14 @@ static double mpt__tools_system_now(void) {
 	return (double)now.time + 1e-3 * (double)now.millitm;
 }
 
+/* Seconds from some start, to measure with. */
+static double mpt__tools_seconds(void) {
+	LARGE_INTEGER now, unit;
+	QueryPerformanceCounter(&now);
+	QueryPerformanceFrequency(&unit);
+	return (double)now.QuadPart / (double)unit.QuadPart;
+}
+
 #else
 
 static FILE *mpt__tools_file_open(const char *path, const char *mode) { return fopen(path, mode); }
@@ -477,6 +492,7 @@ static double mpt__tools_system_now(void) {
 	if (timespec_get(&now, TIME_UTC) != TIME_UTC) return (double)time(NULL);
 	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
+static double mpt__tools_seconds(void) { return mpt__tools_system_now(); }
 
 #endif
 
@@ -1908,15 +1924,6 @@ static void mpt__tools_note_add(mpt__tools_note *note, const char *format, ...) 
 	va_start(arguments, format);
 	mpt__tools_note_list(note, format, &arguments);
 	va_end(arguments);
-}
-
-/* Seconds from some start. */
-static double mpt__tools_seconds(void) {
-#ifdef _WIN32
-	return (double)clock() / CLOCKS_PER_SEC; /* elapsed time, there */
-#else
-	return mpt__tools_system_now();
-#endif
 }
 
 /* ----

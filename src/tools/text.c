@@ -145,13 +145,4 @@ static void mpt__tools_note_add(mpt__tools_note *note, const char *format, ...) 
     va_end(arguments);
 }
 
-/* Seconds from some start. */
-static double mpt__tools_seconds(void) {
-#ifdef _WIN32
-    return (double)clock() / CLOCKS_PER_SEC; /* elapsed time, there */
-#else
-    return mpt__tools_system_now();
-#endif
-}
-
 #endif
