@@ -27785,6 +27785,17 @@ typedef struct {
 
 /* ==== Images channel by channel ==== */
 
+/* One of the three launches, with all but its operands. */
+static mpt__launch *mpt__conv_begin(
+	const mpt__frame *frame, mpt__kernel kernel, const mpt__conv_end *end) {
+	mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+	launch->compute_dtype = (uint8_t)frame->compute;
+	for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+	if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+	if (end && end->exact) launch->imm[0] = 1;
+	return launch;
+}
+
 /* What is faster so; measured on Zen 5. */
 #define MPT__PLANES_CHANNELS 64   /* on a side, at most */
 #define MPT__PLANES_PRODUCTS 256  /* channels of x times those of y, at most */
@@ -27841,9 +27852,7 @@ static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
 	const bool direct = mpt__tensor_contiguous(to);
 	if (!direct && !(to = mpt__temporary(frame, (mpt_dtype)to->dtype, &to->shape)))
 		return mpt__outcome(frame);
-	mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
-	launch->compute_dtype = (uint8_t)frame->compute;
-	for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+	mpt__launch *launch = mpt__conv_begin(frame, kernel, end);
 	launch->imm[1] = 1;
 	for (int i = 0; i < 3; i++)
 		mpt__operand_planes(launch, i, i == o ? to : tensor[i],
@@ -27853,8 +27862,6 @@ static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
 	if (sums) mpt__operand_of(launch, 3, sums, sums_access);
 	if (gate) mpt__operand_planes(launch, 5, gate, MPT__READ);
 	if (end && end->bias) mpt__reads(launch, 3, end->bias);
-	if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
-	if (end && end->exact) launch->imm[0] = 1;
 	mpt_status status = mpt__submit(frame->context, launch);
 	if (status != MPT_OK || direct) return status;
 	return mpt__launch_copy(frame->context, to, tensor[o], access);
@@ -27905,15 +27912,11 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
 		!mpt__image_new(frame, &image[o],
 			access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
 		return mpt__outcome(frame);
-	mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
-	launch->compute_dtype = (uint8_t)frame->compute;
-	for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+	mpt__launch *launch = mpt__conv_begin(frame, kernel, end);
 	for (int i = 0; i < 3; i++)
 		mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
 	if (end && end->bias) mpt__reads(launch, 3, end->bias);
 	if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
-	if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
-	if (end && end->exact) launch->imm[0] = 1;
 	mpt_status status = mpt__submit(frame->context, launch);
 	if (status != MPT_OK || direct) return status;
 	return mpt__launch_copy(frame->context, &image[o], &to, access);
@@ -41065,16 +41068,14 @@ static MPT__UNUSED mpt_tensor mpt__fused_forward(
 
 #ifndef MPTRAIN_NO_CONV
 
-/* The folded weight, dense, and behind it the bias. */
+/* The folded weight, channels last or, for planes, contiguous, and behind it the bias. */
 static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
-	mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+	mpt_dtype compute, int64_t channels, bool planes, mpt__tensor view[2]) {
 	mpt_shape each = MPT_SHAPE(channels);
 	int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
 	view[0] = mpt__image_view(weight);
-	view[0].storage = fused->values, view[0].offset = 0;
-	view[0].dtype = (uint8_t)compute;
-	view[0].parameter = 0;
-	mpt__channels_last_strides(&view[0]);
+	view[0] = mpt__view_on(fused->values, compute, &view[0].shape, 0);
+	if (!planes) mpt__channels_last_strides(&view[0]);
 	view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
 }
 
@@ -41121,14 +41122,14 @@ static mpt_status mpt__fold(
 /* Makes the folded weight and bias where they are not those of now. A recording has them made by
    each replay. */
 static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
-	double eps, mpt__tensor view[2]) {
-	uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+	double eps, bool planes, mpt__tensor view[2]) {
+	uint64_t made_of = mpt__hash_u64(1 + planes, (uint64_t)frame->compute);
 	for (int i = 0; i < 6; i++) {
 		if (!in[i]) continue;
 		uint64_t version = frame->context->storages[in[i]->storage].version;
 		made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
 	}
-	mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+	mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], planes, view);
 	if (made_of == fused->made_of && !frame->context->recorder) return MPT_OK;
 	fused->made_of = 0;
 	if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
@@ -41161,7 +41162,9 @@ static mpt__tensor *mpt__fused_norm(
 	mpt__waiting taken;
 	mpt__waiting_begin(&frame, ctx, &taken);
 	mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
-	if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+	const bool planes = mpt__conv_planes(&frame, taken.in[0], taken.out);
+	if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], planes, view) ==
+		MPT_OK)
 		out = frame.out[0] = mpt__tensor_alias(ctx, x);
 	mpt__conv_end end = {&view[1], residual, true, relu};
 	if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
@@ -42651,7 +42654,8 @@ static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, cons
 	frame.attributes = &attributes;
 	frame.compute = MPT_F32;
 	frame.n_temporary = 0;
-	mpt_status status = mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
+	mpt_status status =
+		mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], false, view);
 	mpt__drop_temporaries(&frame);
 	for (int i = 0; i < 2 && status == MPT_OK; i++) {
 		mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));

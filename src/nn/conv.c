@@ -78,16 +78,14 @@ static MPT__UNUSED mpt_tensor mpt__fused_forward(
 
 #ifndef MPTRAIN_NO_CONV
 
-/* The folded weight, dense, and behind it the bias. */
+/* The folded weight, channels last or, for planes, contiguous, and behind it the bias. */
 static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
-    mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    mpt_dtype compute, int64_t channels, bool planes, mpt__tensor view[2]) {
     mpt_shape each = MPT_SHAPE(channels);
     int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
     view[0] = mpt__image_view(weight);
-    view[0].storage = fused->values, view[0].offset = 0;
-    view[0].dtype = (uint8_t)compute;
-    view[0].parameter = 0;
-    mpt__channels_last_strides(&view[0]);
+    view[0] = mpt__view_on(fused->values, compute, &view[0].shape, 0);
+    if (!planes) mpt__channels_last_strides(&view[0]);
     view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
 }
 
@@ -134,14 +132,14 @@ static mpt_status mpt__fold(
 /* Makes the folded weight and bias where they are not those of now. A recording has them made by
    each replay. */
 static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
-    double eps, mpt__tensor view[2]) {
-    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+    double eps, bool planes, mpt__tensor view[2]) {
+    uint64_t made_of = mpt__hash_u64(1 + planes, (uint64_t)frame->compute);
     for (int i = 0; i < 6; i++) {
         if (!in[i]) continue;
         uint64_t version = frame->context->storages[in[i]->storage].version;
         made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
     }
-    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], planes, view);
     if (made_of == fused->made_of && !frame->context->recorder) return MPT_OK;
     fused->made_of = 0;
     if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
@@ -174,7 +172,9 @@ static mpt__tensor *mpt__fused_norm(
     mpt__waiting taken;
     mpt__waiting_begin(&frame, ctx, &taken);
     mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
-    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+    const bool planes = mpt__conv_planes(&frame, taken.in[0], taken.out);
+    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], planes, view) ==
+        MPT_OK)
         out = frame.out[0] = mpt__tensor_alias(ctx, x);
     mpt__conv_end end = {&view[1], residual, true, relu};
     if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {

@@ -138,7 +138,8 @@ static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, cons
     frame.attributes = &attributes;
     frame.compute = MPT_F32;
     frame.n_temporary = 0;
-    mpt_status status = mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
+    mpt_status status =
+        mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], false, view);
     mpt__drop_temporaries(&frame);
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));

@@ -162,6 +162,17 @@ typedef struct {
 
 /* ==== Images channel by channel ==== */
 
+/* One of the three launches, with all but its operands. */
+static mpt__launch *mpt__conv_begin(
+    const mpt__frame *frame, mpt__kernel kernel, const mpt__conv_end *end) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->compute_dtype = (uint8_t)frame->compute;
+    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+    if (end && end->exact) launch->imm[0] = 1;
+    return launch;
+}
+
 /* What is faster so; measured on Zen 5. */
 #define MPT__PLANES_CHANNELS 64   /* on a side, at most */
 #define MPT__PLANES_PRODUCTS 256  /* channels of x times those of y, at most */
@@ -218,9 +229,7 @@ static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
     const bool direct = mpt__tensor_contiguous(to);
     if (!direct && !(to = mpt__temporary(frame, (mpt_dtype)to->dtype, &to->shape)))
         return mpt__outcome(frame);
-    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
-    launch->compute_dtype = (uint8_t)frame->compute;
-    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    mpt__launch *launch = mpt__conv_begin(frame, kernel, end);
     launch->imm[1] = 1;
     for (int i = 0; i < 3; i++)
         mpt__operand_planes(launch, i, i == o ? to : tensor[i],
@@ -230,8 +239,6 @@ static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
     if (sums) mpt__operand_of(launch, 3, sums, sums_access);
     if (gate) mpt__operand_planes(launch, 5, gate, MPT__READ);
     if (end && end->bias) mpt__reads(launch, 3, end->bias);
-    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
-    if (end && end->exact) launch->imm[0] = 1;
     mpt_status status = mpt__submit(frame->context, launch);
     if (status != MPT_OK || direct) return status;
     return mpt__launch_copy(frame->context, to, tensor[o], access);
@@ -282,15 +289,11 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
         !mpt__image_new(frame, &image[o],
             access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
         return mpt__outcome(frame);
-    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
-    launch->compute_dtype = (uint8_t)frame->compute;
-    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    mpt__launch *launch = mpt__conv_begin(frame, kernel, end);
     for (int i = 0; i < 3; i++)
         mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
     if (end && end->bias) mpt__reads(launch, 3, end->bias);
     if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
-    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
-    if (end && end->exact) launch->imm[0] = 1;
     mpt_status status = mpt__submit(frame->context, launch);
     if (status != MPT_OK || direct) return status;
     return mpt__launch_copy(frame->context, &image[o], &to, access);
