@@ -196,7 +196,7 @@ static const struct {
     {"exploding weights", MPT_FAULT_WEIGHTS_LARGE, large_weights, "4.weight", 300, 1e4},
     {"weights that are broken", MPT_FAULT_WEIGHTS_NONFINITE, bad_weights, "2.weight", 1, 1},
     {"inputs as bytes", MPT_FAULT_INPUT_RANGE, no_normalize, "", 60, 80},
-    {"frozen by mistake", MPT_FAULT_FROZEN, frozen, "4.weight", 1, 1},
+    {"frozen by mistake", MPT_FAULT_FROZEN, frozen, "4.weight", 2, 2},
     {"a rate 100 times too large", MPT_FAULT_RATE_HIGH, high_rate, NULL, 0.5, 10},
     {"a rate far too small", MPT_FAULT_RATE_LOW, low_rate, "", 1e-10, 1e-7},
     {"one class alone", MPT_FAULT_TARGETS_CONSTANT, one_class, "", 2, 2},

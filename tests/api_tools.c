@@ -42,6 +42,8 @@ TEST(the_machine_is_measured_and_told) {
     size_t length = mpt_machine_report(context, &made, text, sizeof text);
     CHECK(length == strlen(text) && length > 200);
     CHECK(strstr(text, "threads: ") && strstr(text, mpt_device_name(context)));
+    if (mpt_get_device(context) == MPT_DEVICE_CPU)
+        CHECK(strstr(text, "threads: 2\n") && strstr(text, mpt_isa_name(mpt_get_isa(context))));
     CHECK(strstr(text, "products: fp32 1.5 GFLOP/s, ") && strstr(text, ", bf16 30.0 GFLOP/s\n"));
     CHECK(strstr(text, "copies: 2.0 GB/s\ntraining step: fp32 20.00 ms, fp16 21.00 ms, bf16 10"));
     CHECK(strstr(text, "mixed precision: bf16 makes a step of this size 2.00 times as fast\n"));

@@ -2236,12 +2236,7 @@ size_t mpt_machine_shapes(
 
 /* ==== Diagnosis: what is kept ==== */
 
-enum {
-	MPT__TOOLS_LAYERS = 256,
-	MPT__TOOLS_UNITS = 4096,
-	MPT__TOOLS_PATH = 160,
-	MPT__TOOLS_MOST_STEPS = 4096
-};
+enum { MPT__TOOLS_UNITS = 4096, MPT__TOOLS_PATH = 160, MPT__TOOLS_MOST_STEPS = 4096 };
 
 /* A module without children, and what its outputs and their gradients were in fp32. */
 typedef struct mpt__tools_layer_note {
@@ -2421,21 +2416,12 @@ static mpt_status mpt__tools_doctor_backward(
 	return layer->backward ? layer->backward(self, layer->backward_user, output, gradient) : MPT_OK;
 }
 
-/* Whether module `index` of the net has no other below it: then the next one is not in its path. */
-static bool mpt__tools_is_leaf(mpt_module net, int index, int count, const char *path) {
-	char next[MPT__TOOLS_PATH];
-	const size_t n = strlen(path);
-	if (index + 1 == count) return true;
-	mpt_module_at(net, index + 1, next, sizeof next);
-	return n > 0 && (strncmp(next, path, n) != 0 || next[n] != '.');
-}
-
 static void mpt__tools_put_hooks_on(mpt__tools_doctor *d) {
 	const int count = mpt_module_count(d->net);
-	for (int i = 0; i < count && d->layer_count < MPT__TOOLS_LAYERS; i++) {
+	for (int i = 0; i < count; i++) {
 		mpt__tools_layer_note *layer = &d->layers[d->layer_count];
 		layer->module = mpt_module_at(d->net, i, layer->path, sizeof layer->path);
-		if (!mpt__tools_is_leaf(d->net, i, count, layer->path)) continue;
+		if (mpt_module_count(layer->module) > 1) continue;
 		layer->doctor = d, layer->kind = mpt_module_kind(layer->module);
 		layer->forward = mpt_get_forward_hook(layer->module, &layer->forward_user);
 		layer->backward = mpt_get_backward_hook(layer->module, &layer->backward_user);
@@ -2535,15 +2521,12 @@ static void mpt__tools_look_at_change(mpt__tools_doctor *d, const char *path, co
 /* What the parameters' gradients say, in the pass in fp32. */
 static void mpt__tools_look_at_gradients(mpt__tools_doctor *d) {
 	char path[MPT__TOOLS_PATH];
+	char first[MPT__TOOLS_PATH];
 	int frozen = 0;
 	for (int i = 0; i < mpt_parameter_count(d->net); i++) {
 		const mpt_tensor p = mpt_parameter_at(d->net, i, path, sizeof path);
 		if (!mpt_get_requires_grad(p)) {
-			if (frozen++ == 0) /* the first one names them all */
-				mpt__tools_found(d, MPT_FAULT_FROZEN, path, 1,
-					"\"%s\" and others with it are frozen, so that they do not learn; "
-					"mpt_freeze(module, false) ends that, if it is not meant",
-					path);
+			if (frozen++ == 0) memcpy(first, path, sizeof first);
 		} else if (!mpt_has_grad(p)) {
 			mpt__tools_found(d, MPT_FAULT_UNREACHED, path, 1,
 				"the loss does not depend on \"%s\": its module is not used in the forward, or its "
@@ -2551,6 +2534,11 @@ static void mpt__tools_look_at_gradients(mpt__tools_doctor *d) {
 				path);
 		}
 	}
+	if (frozen > 0)
+		mpt__tools_found(d, MPT_FAULT_FROZEN, first, frozen,
+			"%lld parameters are frozen, so that they do not learn, \"%s\" the first of them; "
+			"mpt_freeze(module, false) ends that, if it is not meant",
+			(long long)frozen, first);
 }
 
 /* One pass without an update, which shows what the numbers are in fp32. */
@@ -2916,10 +2904,11 @@ mpt_diagnosis mpt_diagnose(mpt_module net, mpt_optimizer optimizer, mpt_loader l
 	found.status = mpt_failed(ctx) ? mpt_error_code(ctx) : MPT_OK;
 	const int64_t bytes = found.status == MPT_OK && d ? mpt_snapshot_bytes(ctx) : -1;
 	void *before = bytes >= 0 ? mpt__tools_allocate((size_t)bytes + 1) : NULL;
-	if (d)
+	const int modules = before ? mpt_module_count(net) : -1;
+	if (modules > 0)
 		d->layers =
-			(mpt__tools_layer_note *)mpt__tools_allocate(MPT__TOOLS_LAYERS * sizeof *d->layers);
-	if (before && d->layers && mpt_snapshot(ctx, before, (size_t)bytes) == MPT_OK) {
+			(mpt__tools_layer_note *)mpt__tools_allocate((size_t)modules * sizeof *d->layers);
+	if (modules > 0 && d->layers && mpt_snapshot(ctx, before, (size_t)bytes) == MPT_OK) {
 		d->context = ctx, d->net = net, d->optimizer = optimizer, d->loader = loader;
 		d->config = config ? *config : mpt_diagnosis_config_default();
 		if (d->config.steps > MPT__TOOLS_MOST_STEPS) d->config.steps = MPT__TOOLS_MOST_STEPS;
@@ -2996,8 +2985,8 @@ static void mpt__tools_way_run(mpt_context *ctx, const mpt__tools_way *way,
 		const double time = mpt__tools_seconds() - begin;
 		const int64_t point = i * MPT_PRECISION_POINTS / steps;
 		run->loss[point] += loss, counts[point]++;
-		int at = n < MPT__TOOLS_STEP_TIMES ? n++ : 0; /* what comes later is not timed */
-		if (at == 0 && n > 1) continue;
+		if (n == MPT__TOOLS_STEP_TIMES) continue; /* enough for a median */
+		int at = n++;
 		for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
 		times[at] = time;
 	}

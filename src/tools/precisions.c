@@ -60,8 +60,8 @@ static void mpt__tools_way_run(mpt_context *ctx, const mpt__tools_way *way,
         const double time = mpt__tools_seconds() - begin;
         const int64_t point = i * MPT_PRECISION_POINTS / steps;
         run->loss[point] += loss, counts[point]++;
-        int at = n < MPT__TOOLS_STEP_TIMES ? n++ : 0; /* what comes later is not timed */
-        if (at == 0 && n > 1) continue;
+        if (n == MPT__TOOLS_STEP_TIMES) continue; /* enough for a median */
+        int at = n++;
         for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
         times[at] = time;
     }
