@@ -301,6 +301,22 @@ TEST(an_error_on_the_way_is_told_and_undone) {
     mpt_destroy(p.context);
 }
 
+TEST(scales_and_gradients_are_told) {
+    mpt_scaler_config sc = mpt_scaler_config_default();
+    begin();
+    sc.init_scale = (float)(1 << 24);
+    p.config.scaler = mpt_grad_scaler(p.context, &sc);
+    const mpt_diagnosis all = diagnose();
+    CHECK(all.skipped >= 1 && all.scale < (double)(1 << 24));
+    CHECK_CONTAINS(text, "loss scale: 1.678e+07, 8.389e+06 from step 2 on");
+    CHECK_CONTAINS(text, " at the end\n");
+    const char *line = strstr(text, "\n0 "), *bar = line ? strchr(line, '|') : NULL;
+    CHECK(bar && bar[17] == '|' && bar[18] == '\n');
+    CHECK(bar && memchr(bar, '@', 17)); /* where most are */
+    CHECK(bar && bar[1] == ' ' && bar[16] == ' ');
+    mpt_destroy(p.context);
+}
+
 TEST(modules_are_listed) {
     char path[8] = "?";
     begin();
@@ -365,5 +381,5 @@ TEST(precisions_stand_side_by_side) {
 
 TEST_TABLE = {T(every_planted_fault_is_named), T(a_healthy_training_has_no_findings),
     T(hooks_of_the_users_run_and_come_back), T(an_error_on_the_way_is_told_and_undone),
-    T(modules_are_listed), T(precisions_stand_side_by_side)};
+    T(scales_and_gradients_are_told), T(modules_are_listed), T(precisions_stand_side_by_side)};
 TEST_MAIN

@@ -47,7 +47,7 @@ typedef struct mpt__tools_doctor {
     double input_sum, input_squares, input_largest;
     float *values; /* of one tensor at a time */
     int64_t room;
-    double losses[MPT__TOOLS_MOST_STEPS];
+    double losses[MPT__TOOLS_MOST_STEPS], scales[MPT__TOOLS_MOST_STEPS]; /* of each step */
 } mpt__tools_doctor;
 
 /* Adds a finding, unless there is one of its kind with as much to say. */
@@ -285,8 +285,7 @@ static void mpt__tools_look_at_change(mpt__tools_doctor *d, const char *path, co
     if (ratio > 0.5 && mpt__tools_is_finite(ratio))
         mpt__tools_found(d, MPT_FAULT_RATE_HIGH, path, ratio,
             "a step changes \"%s\" by %.3g of its norm; 0.001 to 0.05 is usual. The learning rate "
-            "is "
-            "about %.0f times too large",
+            "is about %.0f times too large",
             path, ratio, ratio / 0.01);
 }
 
@@ -367,8 +366,7 @@ static void mpt__tools_look_at_weights(
         if (same && mpt__tools_has_slope(p))
             mpt__tools_found(d, MPT_FAULT_NO_OPTIMIZER, path, 1,
                 "\"%s\" has gradients, but the step leaves it as it is: give it to the optimizer, "
-                "or "
-                "look at its group's learning rate",
+                "or look at its group's learning rate",
                 path);
         at += count;
     }
@@ -417,6 +415,7 @@ static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
     for (d->step = 1; d->step <= d->config.steps && mpt__tools_doctor_batch(d, &b); d->step++) {
         const int64_t skipped = d->found->skipped;
         d->plain_bad = -1;
+        d->scales[d->step - 1] = d->scaler.context ? mpt_get_scale(d->scaler) : 1;
         mpt__tools_look_at_batch(d, &b);
         mpt__tools_plain_pass(d, &b);
         float *before = mpt__tools_all_weights(d);
@@ -434,8 +433,7 @@ static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
     if (d->found->steps > 0 && low > 0 && low < 1e-7)
         mpt__tools_found(d, MPT_FAULT_RATE_LOW, "", low,
             "no step changes a weight matrix by more than %.2g of its norm; 0.001 to 0.05 is "
-            "usual. "
-            "Nothing will be learned at this learning rate",
+            "usual. Nothing will be learned at this learning rate",
             low);
     d->watched = false, d->step = d->found->steps;
 }
@@ -489,8 +487,7 @@ static void mpt__tools_judge_layer(mpt__tools_doctor *d, const mpt__tools_layer_
     if (layer->outputs > 0 && layer->zeros == layer->outputs)
         mpt__tools_found(d, MPT_FAULT_DEAD_LAYER, path, 1,
             "layer \"%s\" (%s) gives zeros alone, whatever comes in: nothing before it learns. "
-            "Look at "
-            "its weights and biases and at the learning rate that has brought them there",
+            "Look at its weights and biases and at the learning rate that has brought them there",
             path, kind);
     else if (layer->units > 0 && 2 * dead > layer->units)
         mpt__tools_found(d, MPT_FAULT_DEAD_UNITS, path, (double)dead / (double)layer->units,
@@ -501,14 +498,12 @@ static void mpt__tools_judge_layer(mpt__tools_doctor *d, const mpt__tools_layer_
         mpt__tools_found(d, MPT_FAULT_SATURATED, path,
             (double)layer->saturated / (double)layer->outputs,
             "%.0f %% of the outputs of \"%s\" (%s) are at its ends, where it has no slope: "
-            "normalise "
-            "what comes in, or start from smaller weights",
+            "normalise what comes in, or start from smaller weights",
             100 * (double)layer->saturated / (double)layer->outputs, path, kind);
     if (d->config.precision == MPT_F16 && lost > 0.3)
         mpt__tools_found(d, MPT_FAULT_UNDERFLOW, path, lost,
             "fp16 makes %.0f %% of the gradients at \"%s\" (%s) zero at a loss scale of %.4g: "
-            "train with "
-            "mpt_grad_scaler, from a larger scale, or in bf16",
+            "train with mpt_grad_scaler, from a larger scale, or in bf16",
             100 * lost, path, kind, d->found->scale);
 }
 
@@ -526,14 +521,12 @@ static void mpt__tools_judge_depth(mpt__tools_doctor *d) {
     if (ratio * sqrt(numbers) < 1e-4)
         mpt__tools_found(d, MPT_FAULT_VANISHING, first->path, 1 / ratio,
             "gradients at \"%s\" are %.2g times those at \"%s\": the first layers will not learn. "
-            "Use "
-            "relu or gelu, norms, residual connections, or larger first weights",
+            "Use relu or gelu, norms, residual connections, or larger first weights",
             first->path, ratio, last->path);
     if (ratio > 1e4)
         mpt__tools_found(d, MPT_FAULT_EXPLODING, first->path, ratio,
             "gradients at \"%s\" are %.2g times those at \"%s\": start from smaller weights, use "
-            "norms, "
-            "or clip (mpt_clip_grad_norm)",
+            "norms, or clip (mpt_clip_grad_norm)",
             first->path, ratio, last->path);
 }
 
@@ -544,15 +537,13 @@ static void mpt__tools_judge_data(mpt__tools_doctor *d) {
         if (deviation > 20 || deviation < 1e-3 || fabs(mean) > 10 * deviation)
             mpt__tools_found(d, MPT_FAULT_INPUT_RANGE, "", deviation,
                 "inputs have a mean of %.4g and a deviation of %.4g, up to %.4g; 0 and 1 are "
-                "usual. "
-                "mpt_normalize(dataset, mean, deviation) before training",
+                "usual. mpt_normalize(dataset, mean, deviation) before training",
                 mean, deviation, d->input_largest);
     }
     if (d->classes[1] >= 0 && d->classes[0] == d->classes[1])
         mpt__tools_found(d, MPT_FAULT_TARGETS_CONSTANT, "", (double)d->classes[0],
             "all targets are class %lld: there is nothing to tell apart. Look at the labels, and "
-            "at "
-            "whether the data is shuffled",
+            "at whether the data is shuffled",
             (long long)d->classes[0]);
 }
 
@@ -589,19 +580,51 @@ static void mpt__tools_note_range(mpt__tools_note *note, const mpt__tools_layer_
     mpt__tools_note_add(note, " %14s", text);
 }
 
+/* How many gradients there are by powers of two, four to a character, from few to many. */
+static void mpt__tools_note_binades(mpt__tools_note *note, const mpt__tools_layer_note *layer) {
+    enum { FOURS = MPT_BINADES / 4 };
+    static const char ink[] = " .:-=+*#%@";
+    int64_t sum[FOURS] = {0}, most = 1;
+    char text[FOURS + 1] = "";
+    for (int i = 0; i < MPT_BINADES; i++) {
+        sum[i / 4] += layer->binade[i];
+        if (most < sum[i / 4]) most = sum[i / 4];
+    }
+    for (int i = 0; i < FOURS; i++)
+        text[i] = ink[sum[i] ? 1 + (int)(8 * (double)sum[i] / (double)most) : 0];
+    mpt__tools_note_add(note, "  |%s|\n", text);
+}
+
 static void mpt__tools_note_layers(mpt__tools_note *note, const mpt__tools_doctor *d) {
-    mpt__tools_note_add(note, "%-24s %-14s %10s %7s %14s %9s\n", "layer", "kind", "largest",
-        "zeros", "gradients", "lost");
+    mpt__tools_note_add(note, "%-24s %-14s %10s %7s %14s %9s   %s\n", "layer", "kind", "largest",
+        "zeros", "gradients", "lost", "2^-40 .. 2^23");
     for (int i = 0; i < d->layer_count; i++) {
         const mpt__tools_layer_note *layer = &d->layers[i];
         if (layer->outputs == 0) continue;
         mpt__tools_note_add(note, "%-24s %-14s %10.4g %5.1f %%", layer->path, layer->kind,
             layer->largest, 100 * (double)layer->zeros / (double)layer->outputs);
         mpt__tools_note_range(note, layer);
-        mpt__tools_note_add(note, " %7.1f %%\n", 100 * mpt__tools_lost(layer, d->found->scale));
+        mpt__tools_note_add(note, " %7.1f %%", 100 * mpt__tools_lost(layer, d->found->scale));
+        mpt__tools_note_binades(note, layer);
     }
     mpt__tools_note_add(
         note, "lost: what fp16 makes zero at a loss scale of %.4g\n", d->found->scale);
+}
+
+/* What the loss scale was, and from which step on; the last of many changes are left out. */
+static void mpt__tools_note_scales(mpt__tools_note *note, const mpt__tools_doctor *d) {
+    enum { MOST = 12 };
+    if (!d->scaler.context || d->found->steps == 0) return;
+    mpt__tools_note_add(note, "loss scale: %.4g", d->scales[0]);
+    for (int64_t i = 1, changes = 0; i < d->found->steps && changes <= MOST; i++) {
+        if (mpt__tools_bits_of(d->scales[i]) == mpt__tools_bits_of(d->scales[i - 1])) continue;
+        if (changes++ == MOST)
+            mpt__tools_note_add(note, ", ..");
+        else
+            mpt__tools_note_add(
+                note, ", %.4g from step %lld on", d->scales[i], (long long)i + 1);
+    }
+    mpt__tools_note_add(note, "; %.4g at the end\n", d->found->scale);
 }
 
 static void mpt__tools_note_findings(mpt__tools_note *note, const mpt_diagnosis *found) {
@@ -688,8 +711,8 @@ mpt_diagnosis mpt_diagnose(mpt_module net, mpt_optimizer optimizer, mpt_loader l
         d->classes[0] = INT64_MAX, d->classes[1] = -1;
         mpt__tools_doctor_works(d);
         mpt_restore(ctx, before, (size_t)bytes);
-        mpt__tools_note_layers(&note, d), mpt__tools_note_findings(&note, &found),
-            mpt__tools_note_pays(&note, d);
+        mpt__tools_note_layers(&note, d), mpt__tools_note_scales(&note, d);
+        mpt__tools_note_findings(&note, &found), mpt__tools_note_pays(&note, d);
         if (length) *length = note.length;
     } else if (found.status == MPT_OK) {
         found.status = mpt_failed(ctx) ? mpt_error_code(ctx) : MPT_ERROR_MEMORY;
