@@ -183,6 +183,7 @@ MPT__BEGIN_COLD
 #include "graph/capture.c"
 #include "watch/check.c"
 #include "watch/classes.c"
+#include "watch/cost.c"
 #include "context.c"
 MPT__END_REGION
 #endif

@@ -1000,7 +1000,18 @@ TEST(shared_inputs_accumulate) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(every_differentiable_op), T(no_row_is_left_out), T(other_rows_pass_no_gradient),
-              T(every_row_met_its_goldens),  T(every_row_has_a_comment),
-              T(every_row_tells_of_misuse),  T(shared_inputs_accumulate)};
+#include "costs.h"
+
+TEST_TABLE = {T(every_differentiable_op),
+              T(no_row_is_left_out),
+              T(other_rows_pass_no_gradient),
+              T(every_row_met_its_goldens),
+              T(every_row_has_a_comment),
+              T(every_row_tells_of_misuse),
+              T(shared_inputs_accumulate),
+              T(launches_cost_what_loops_count),
+              T(functions_count_their_words),
+              T(a_step_of_the_mlp_by_hand),
+              T(a_step_of_a_residual_block_by_hand),
+              T(a_step_of_a_gpt_block_by_hand)};
 TEST_MAIN
