@@ -181,7 +181,7 @@ static void add_cost(mpt_context *ctx, void *user, const void *what) {
 
 static mpt_context *cost_context(void) {
     mpt_config config = mpt_config_default();
-    config.threads = 1, config.isa = MPT_ISA_REF;
+    config.threads = 1, config.isa = MPT_ISA_REF, config.device = MPT_DEVICE_CPU;
     mpt_context *c = mpt_create(&config);
     mpt__listen(c, MPT__LAUNCHED, add_cost, NULL);
     return c;
