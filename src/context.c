@@ -7,7 +7,7 @@
 #include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
-#include "watch/check.c"
+#include "watch/profile.c"
 
 int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -232,6 +232,7 @@ void mpt_destroy(mpt_context *ctx) {
     if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
     mpt__series_free(ctx);
     mpt__anomaly_free(ctx);
+    mpt__profile_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
         ctx->blocks[i].multiplier_slot = 0;

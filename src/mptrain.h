@@ -184,6 +184,7 @@ MPT__BEGIN_COLD
 #include "watch/check.c"
 #include "watch/classes.c"
 #include "watch/cost.c"
+#include "watch/profile.c"
 #include "context.c"
 MPT__END_REGION
 #endif

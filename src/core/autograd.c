@@ -492,6 +492,19 @@ static const char *mpt__path_now(const mpt__base *base) {
     return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__launch_path(ctx, launch) 0
+#else
+/* The path of the module that a launch belongs to, which of one that is replayed was noted. */
+static uint16_t mpt__launch_path(const mpt_context *ctx, const mpt__launch *launch) {
+    const uint32_t path = launch->path ? launch->path
+        : launch->phase == MPT__BACKWARD && launch->op_record
+        ? ctx->records[launch->op_record]->path
+        : ctx->path;
+    return path <= UINT16_MAX ? (uint16_t)path : 0;
+}
+#endif
+
 /* What a launch belongs to, for reports. */
 static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *launch) {
     return launch->op                    ? ctx->ops[launch->op].name

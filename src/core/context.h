@@ -277,7 +277,7 @@ typedef struct {
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
-#define MPT__MAX_LISTENERS 16
+#define MPT__MAX_LISTENERS 24
 
 typedef struct {
     mpt__tensor *tensor;
@@ -286,14 +286,16 @@ typedef struct {
 
 /* What rooms above hear of, each with what it is about. */
 typedef enum {
-    MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
+    MPT__LAUNCHES,        /* a launch (mpt__launch) is about to run */
+    MPT__LAUNCHED,        /* it has run */
     MPT__STEP_BEGAN,      /* nothing */
     MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
     MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
     MPT__STEP_ENDED,      /* nothing; its tensors are gone */
     MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
     MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
-    MPT__BATCH_MEASURED   /* a norm has statistics of a batch (mpt__batch_statistics) */
+    MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
+    MPT__BATCH_CAME       /* a loader has waited for a batch, or made it (mpt__batch_wait) */
 } mpt__event;
 
 typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
@@ -309,6 +311,14 @@ typedef struct {
     const mpt__tensor *mean, *variance;
     double unbiased; /* what makes the variance that of the population */
 } mpt__batch_statistics;
+
+/* Of MPT__BATCH_CAME: from when to when, and, where a worker has made it and the clock is the
+   system's, who and when. */
+typedef struct {
+    double start, end;
+    int worker; /* a number of its own in the context; 0: none */
+    double began, ended;
+} mpt__batch_wait;
 
 typedef struct {
     void (*write)(void *user, const char *line);
@@ -415,6 +425,7 @@ struct mpt_context {
     struct mpt__recording *recorder; /* core/recorder.c */
     bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
+    struct mpt__profile *profile; /* watch/profile.c; NULL: there was none */
     bool timed_products, tf32;    /* mpt_benchmark */
     bool capturing;               /* what is recorded is to run without the host .. */
     bool unrecorded;              /* .. but for this, which the host does each time */

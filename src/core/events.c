@@ -51,4 +51,11 @@ static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, cons
     if (MPT__UNLIKELY(ctx->heard >> event & 1)) mpt__tell_listeners(ctx, event, what);
 }
 
+/* The same for what only rooms of watch/ hear. */
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__tell_watchers(ctx, event, what) ((void)0)
+#else
+#define mpt__tell_watchers mpt__tell
+#endif
+
 #endif

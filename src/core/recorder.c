@@ -82,7 +82,9 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
         recorder->failed = true;
         return;
     }
-    recorder->launches[recorder->count++] = *launch;
+    mpt__launch *kept = &recorder->launches[recorder->count++];
+    *kept = *launch;
+    kept->path = mpt__launch_path(ctx, launch);
     mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 

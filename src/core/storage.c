@@ -600,6 +600,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
         execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
         if (!execution.workspace) return ctx->base.status;
     }
+    mpt__tell_watchers(ctx, MPT__LAUNCHES, launch);
     mpt_status status = backend->synchronous ? backend->launch(backend->self, &execution, launch)
                                              : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__backend_error(ctx, status);

@@ -41,6 +41,8 @@ typedef struct {
     int64_t failed;  /* the first that could not be made, -1 = none */
     int64_t skipped; /* how many were left out for that */
     bool collate_failed;
+    int worker;          /* that made it, from 1; 0: the owner has */
+    double began, ended; /* when; 0 where the clock is not the system's */
     char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -197,6 +199,16 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
+/* A clock of the user's is not asked from other threads. */
+static double mpt__worker_now(const mpt__loader *loader) {
+#ifdef MPTRAIN_NO_WATCH
+    return (void)loader, 0.0;
+#else
+    const mpt_clock *clock = &loader->base->clock;
+    return clock->now == mpt__system_now ? clock->now(clock->user) : 0.0;
+#endif
+}
+
 static void mpt__worker_run(void *argument) {
     MPT__PLAIN_FLOATS; /* a new thread has its maker's */
     mpt__worker *worker = (mpt__worker *)argument;
@@ -211,7 +223,10 @@ static void mpt__worker_run(void *argument) {
         mpt__loader_slot *slot = &loader->slots[number % loader->slot_count];
         loader->busy++;
         thread->mutex_unlock(thread->user, loader->mutex);
+        slot->began = mpt__worker_now(loader);
         mpt__batch_make(loader, slot, number, worker->scratch);
+        slot->ended = mpt__worker_now(loader);
+        slot->worker = (int)(worker - loader->workers) + 1;
         thread->mutex_lock(thread->user, loader->mutex);
         worker->samples += mpt__batch_size(loader, number);
         slot->ready = true;
@@ -296,7 +311,7 @@ static void mpt__loader_open_epoch(mpt__loader *loader, int64_t first) {
 }
 
 /* The next batch of the epoch, made by a worker or here and now. */
-static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
+static mpt__loader_slot *mpt__loader_wait(mpt_context *ctx, mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
     const mpt_clock *clock = &loader->base->clock;
     mpt__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
@@ -309,7 +324,14 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
         while (!slot->ready) thread->condition_wait(thread->user, loader->ready, loader->mutex);
         mpt__loader_unlock(loader);
     }
-    loader->seconds_waited += clock->now(clock->user) - start;
+    const double end = clock->now(clock->user);
+    loader->seconds_waited += end - start;
+#ifndef MPTRAIN_NO_WATCH
+    const int worker = slot->worker + (int)(loader->id.slot - 1) * MPT__MAX_WORKERS;
+    const mpt__batch_wait wait = {
+        start, end, slot->ended > 0 ? worker : 0, slot->began, slot->ended};
+    mpt__tell(ctx, MPT__BATCH_CAME, &wait);
+#endif
     return slot;
 }
 
@@ -420,7 +442,7 @@ static bool mpt__loader_advance(mpt_context *ctx, mpt__loader *loader, mpt_batch
         return false;
     }
     int64_t number = loader->next;
-    const mpt__loader_slot *slot = mpt__loader_wait(loader);
+    const mpt__loader_slot *slot = mpt__loader_wait(ctx, loader);
     int64_t size = slot->size;
     loader->next++;
     loader->held = true;

@@ -912,6 +912,81 @@ typedef struct mpt_counters {
     int64_t by_thread[64];          /* chunks of work done by each pool thread, 0 = the caller */
 } mpt_counters;
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
+
+/* The profiler: what time goes into, with the FLOP and bytes of every launch, until
+   mpt_profile_end. Time is that of the config's clock; on a GPU each launch is waited for, so that
+   its time is its own, while a step as a whole takes longer. Gradients, weights and all other
+   numbers are those of a training without it. Steps do not allocate, but for the first one after a
+   module's first use. A captured step is told as the launches that it repeats, in which calls of
+   the same op next to each other count as one; one that runs as a CUDA graph is not told. */
+typedef struct mpt_profile_config {
+    int64_t spans;     /* 0; how many spans, of 64 bytes, are kept for mpt_profile_spans; 0: none */
+    double product[3]; /* 0: not known; the most FLOP a second in fp32, fp16 and bf16 .. */
+    double copy;       /* .. and bytes a second: what mpt_machine_measure, of the tools, finds */
+} mpt_profile_config;
+MPTRAIN_API mpt_profile_config mpt_profile_config_default(void);
+/* Begins; NULL: the defaults. What an earlier one has found is dropped. */
+MPTRAIN_API mpt_status mpt_profile_begin(mpt_context *context, const mpt_profile_config *config);
+/* Ends, if it has begun. What was found can be read until mpt_destroy, which frees it. */
+MPTRAIN_API mpt_status mpt_profile_end(mpt_context *context);
+
+/* What launches go by: the op that they belong to, forward and backward apart; the module whose
+   forward called it, the same; the kernel. All three add up to the same. */
+typedef enum mpt_profile_by {
+    MPT_PROFILE_OP = 0,
+    MPT_PROFILE_MODULE,
+    MPT_PROFILE_KERNEL
+} mpt_profile_by;
+typedef struct mpt_profile_row {
+    const char *name;  /* "linear", "0.conv1", "gemm"; "-": none; lives as long as the context */
+    const char *phase; /* "forward", "backward", "update", "other"; of kernels "" */
+    int64_t calls;     /* that launch anything; of a module, how often it was its turn */
+    int64_t launches;
+    double seconds;
+    double flop, bytes_read, bytes_written; /* as the field counts them; each element once */
+    double least; /* seconds at the config's ceilings, the larger of products and bytes; 0: none */
+} mpt_profile_row;
+/* Writes the `room` rows of most time, that first, and returns how many rows there are; -1 on
+   error. Also while it goes on. */
+MPTRAIN_API int64_t mpt_profile_rows(
+    mpt_context *context, mpt_profile_by by, mpt_profile_row *rows, int64_t room);
+typedef struct mpt_profile_total {
+    double seconds; /* since it began, or until it ended */
+    int64_t steps, batches;
+    double waiting;          /* seconds in mpt_loader_next, for batches */
+    double conversions;      /* of the launches' seconds: casts, and derived forms of weights */
+    mpt_profile_row all;     /* launches; "-" */
+    int64_t spans, left_out; /* kept, and more than there is room for */
+} mpt_profile_total;
+MPTRAIN_API mpt_profile_total mpt_get_profile_total(mpt_context *context);
+/* The same as text: what time went into, then a table of ops, one of modules and one of kernels, by
+   time, at most 24 rows each. Returns the length it needs; 0 on error. */
+MPTRAIN_API size_t mpt_profile_text(mpt_context *context, char *text, size_t size);
+
+/* A stretch of time. Those of thread 0, the calling one, lie within each other: step, modules by
+   their tree, op, launch; waits within a step or beside it. */
+typedef enum mpt_span_kind {
+    MPT_SPAN_STEP = 0,
+    MPT_SPAN_MODULE, /* from the first launch in it to the last, as long as no other's turn came */
+    MPT_SPAN_OP,     /* the same */
+    MPT_SPAN_LAUNCH,
+    MPT_SPAN_WAIT, /* mpt_loader_next waits for a batch */
+    MPT_SPAN_BATCH /* a worker makes one, by the system's clock; left out with one of yours */
+} mpt_span_kind;
+typedef struct mpt_profile_span {
+    mpt_span_kind kind;
+    const char *name, *phase; /* as in a row; "step", "wait", "batch" */
+    int thread;               /* 0: the calling one; from 1 on: workers of loaders */
+    int64_t step;
+    double start, seconds;                  /* since the profile began */
+    double flop, bytes_read, bytes_written; /* of the launches within */
+} mpt_profile_span;
+/* Hands all spans to `each`, those around others before these, and returns how many; -1 on error.
+   Once there is room for no more, further ones are left out and counted. `each` does not call
+   mptrain. */
+MPTRAIN_API int64_t mpt_profile_spans(mpt_context *context,
+    void (*each)(void *user, const mpt_profile_span *span), void *user);
+
 /* Every launch as one line of text to `write`; NULL ends it. */
 MPTRAIN_API mpt_status mpt_print_launches(
     mpt_context *context, void (*write)(void *user, const char *line), void *user);

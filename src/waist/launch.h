@@ -536,6 +536,7 @@ typedef struct mpt__launch {
     uint32_t op_record;    /* origin: record number in the tape, 0 = none */
     uint16_t op;           /* origin: row of the op table */
     uint16_t slot[MPT__MAX_SLOTS];
+    uint16_t path;     /* of a recorded one: its module's, as in the context; 0 = none or unknown */
     int64_t number;    /* of this launch in its context, from 1 */
     int64_t workspace; /* bytes that the backend asked for */
     double imm[4];
