@@ -137,9 +137,9 @@ that differs between them.
 	MPTRAIN_NO_TABLES    without tables (CSV)
 	MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
 	MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-						 mpt_determinism, mpt_confusion, mpt_multinomial, mpt_categorical,
-						 mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
-						 mpt_hook_forward, mpt_hook_backward, mpt_share_module
+						 mpt_determinism, mpt_profile_begin, mpt_confusion, mpt_multinomial,
+						 mpt_categorical, mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs,
+						 mpt_muon, mpt_hook_forward, mpt_hook_backward, mpt_share_module
 	MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
 						 compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
 	MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -516,6 +516,17 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
+
+Where the time goes the profiler tells, by op, module and kernel, with FLOP and bytes as the field
+counts them, casts, and waiting for data:
+
+	mpt_profile_begin(ctx, NULL);
+	...                                          // some steps
+	mpt_profile_end(ctx);
+	mpt_profile_text(ctx, text, sizeof text);    // a table; mpt_profile_rows gives the numbers
+
+With mpt_profile_config.spans it keeps what came when, too, and mpt_trace_write, of the tools, makes
+a file of that for ui.perfetto.dev.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
@@ -52476,11 +52487,13 @@ static bool mpt__profile_same_call(const mpt__profile_origin *a, const mpt__prof
 }
 
 static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
 	(void)what;
 	((mpt__profile *)user)->start = mpt__profile_now(ctx);
 }
 
 static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__profile *profile = (mpt__profile *)user;
 	if (!ctx->backend.synchronous) ctx->backend.synchronize(ctx->backend.self);
@@ -52507,18 +52520,21 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 }
 
 static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
 	mpt__profile *profile = (mpt__profile *)user;
 	(void)what;
 	mpt__profile_turn(profile);
+	if (!profile->spans) return;
 	mpt__profile_close(profile, 0, profile->last);
 	mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, mpt__profile_now(ctx));
 }
 
 static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
 	mpt__profile *profile = (mpt__profile *)user;
 	(void)what;
 	mpt__profile_turn(profile);
-	mpt__profile_close(profile, 0, mpt__profile_now(ctx));
+	if (profile->depth > 0) mpt__profile_close(profile, 0, mpt__profile_now(ctx));
 }
 
 static void mpt__profile_batch_came(mpt_context *ctx, void *user, const void *what) {
@@ -52620,6 +52636,7 @@ mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config)
 }
 
 mpt_status mpt_profile_end(mpt_context *ctx) {
+	MPT__PLAIN_FLOATS;
 	if (mpt__enter(ctx, "mpt_profile_end") && ctx->profile) mpt__profile_stop(ctx);
 	return mpt__status_of(ctx);
 }
@@ -53118,9 +53135,10 @@ MPT__END_FLOAT_CONTROL
 	a second file; draws of classes by weight or logits; confusion matrices; L-BFGS; Muon; hooks at
 	modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
-	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops.
-	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
-	training; what this machine does and how fast.
+	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
+	a profiler by op, module and kernel, with FLOP and bytes. tools/mptrain_tools.h: journals for
+	TensorBoard, as CSV and as JSON lines; what is wrong with a training; what this machine does and
+	how fast; profiles as traces for Perfetto.
 */
 
 /* ==== Licence ================================================================================

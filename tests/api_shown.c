@@ -838,6 +838,30 @@ TEST(metrics_inspection) {
     mpt_destroy(ctx);
 }
 
+/* ==== Metrics, inspection: what the time of a training goes into */
+TEST(metrics_profile) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(ctx, 8, 4);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_profile_begin(ctx, NULL);
+    for (int i = 0; i < 10; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_randn(ctx, MPT_F32, MPT_SHAPE(16, 8));
+        mpt_backward(mpt_mean(mpt_abs(mpt_forward(net, x)), MPT_ALL_DIMS, false));
+        mpt_step(optimizer);
+        mpt_zero_grad(optimizer);
+        mpt_step_end(ctx);
+    }
+    mpt_profile_end(ctx);
+    char table[8000];
+    mpt_profile_text(ctx, table, sizeof table); /* to print: ops, modules and kernels by time */
+    mpt_profile_row first;
+    int64_t ops = mpt_profile_rows(ctx, MPT_PROFILE_OP, &first, 1);
+    mpt_profile_total total = mpt_get_profile_total(ctx);
+    CHECK(ops > 4 && total.steps == 10 && first.seconds <= total.all.seconds);
+    mpt_destroy(ctx);
+}
+
 /* ==== Metrics, inspection: whether the gradient of a function of yours is right */
 static mpt_tensor swish(mpt_context *context, void *user, const mpt_tensor *in, int n_in) {
     (void)context, (void)user, (void)n_in;
@@ -1243,6 +1267,7 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_FILES, files_fine_tuning),
               T_UNLESS(MPTRAIN_NO_RESUME, whole_trainings),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
+              T_UNLESS(MPTRAIN_NO_WATCH, metrics_profile),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_gradcheck),
               T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),
               T_UNLESS(MPTRAIN_NO_FIT, fit),

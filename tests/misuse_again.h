@@ -74,6 +74,12 @@ static void refuse_the_rest(void) {
     REFUSED(mpt_metric_mean, mpt_metric_mean(c, "loss", false));
     REFUSED(mpt_print_launches, mpt_print_launches(c, NULL, NULL));
     REFUSED(mpt_trace_nan, mpt_trace_nan(c, true));
+    REFUSED(mpt_profile_begin, mpt_profile_begin(c, NULL));
+    REFUSED(mpt_profile_end, mpt_profile_end(c));
+    REFUSED(mpt_profile_rows, mpt_profile_rows(c, MPT_PROFILE_OP, NULL, 0));
+    REFUSED(mpt_get_profile_total, mpt_get_profile_total(c));
+    REFUSED(mpt_profile_text, mpt_profile_text(c, text, sizeof text));
+    REFUSED(mpt_profile_spans, mpt_profile_spans(c, NULL, NULL));
     REFUSED(mpt_anomaly_mode, mpt_anomaly_mode(c, true));
     REFUSED(mpt_determinism, mpt_determinism(c, text, sizeof text));
 #undef REFUSED

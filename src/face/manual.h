@@ -114,9 +114,9 @@ that differs between them.
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_categorical,
-                         mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
-                         mpt_hook_forward, mpt_hook_backward, mpt_share_module
+                         mpt_determinism, mpt_profile_begin, mpt_confusion, mpt_multinomial,
+                         mpt_categorical, mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs,
+                         mpt_muon, mpt_hook_forward, mpt_hook_backward, mpt_share_module
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -493,6 +493,17 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
+
+Where the time goes the profiler tells, by op, module and kernel, with FLOP and bytes as the field
+counts them, casts, and waiting for data:
+
+    mpt_profile_begin(ctx, NULL);
+    ...                                          // some steps
+    mpt_profile_end(ctx);
+    mpt_profile_text(ctx, text, sizeof text);    // a table; mpt_profile_rows gives the numbers
+
+With mpt_profile_config.spans it keeps what came when, too, and mpt_trace_write, of the tools, makes
+a file of that for ui.perfetto.dev.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 

@@ -5,6 +5,7 @@
 #include "face/machine.h"
 #include "face/diagnose.h"
 #include "face/precisions.h"
+#include "face/trace.h"
 
 #if defined(MPTRAIN_TOOLS_IMPLEMENTATION) && !defined(MPT__TOOLS_IMPLEMENTED)
 #define MPT__TOOLS_IMPLEMENTED
@@ -17,4 +18,5 @@
 #include "machine.c"
 #include "diagnose.c"
 #include "precisions.c"
+#include "trace.c"
 #endif

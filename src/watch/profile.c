@@ -286,11 +286,13 @@ static bool mpt__profile_same_call(const mpt__profile_origin *a, const mpt__prof
 }
 
 static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
+    MPT__PLAIN_FLOATS;
     (void)what;
     ((mpt__profile *)user)->start = mpt__profile_now(ctx);
 }
 
 static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what) {
+    MPT__PLAIN_FLOATS;
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__profile *profile = (mpt__profile *)user;
     if (!ctx->backend.synchronous) ctx->backend.synchronize(ctx->backend.self);
@@ -317,18 +319,21 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 }
 
 static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
+    MPT__PLAIN_FLOATS;
     mpt__profile *profile = (mpt__profile *)user;
     (void)what;
     mpt__profile_turn(profile);
+    if (!profile->spans) return;
     mpt__profile_close(profile, 0, profile->last);
     mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, mpt__profile_now(ctx));
 }
 
 static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *what) {
+    MPT__PLAIN_FLOATS;
     mpt__profile *profile = (mpt__profile *)user;
     (void)what;
     mpt__profile_turn(profile);
-    mpt__profile_close(profile, 0, mpt__profile_now(ctx));
+    if (profile->depth > 0) mpt__profile_close(profile, 0, mpt__profile_now(ctx));
 }
 
 static void mpt__profile_batch_came(mpt_context *ctx, void *user, const void *what) {
@@ -430,6 +435,7 @@ mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config)
 }
 
 mpt_status mpt_profile_end(mpt_context *ctx) {
+    MPT__PLAIN_FLOATS;
     if (mpt__enter(ctx, "mpt_profile_end") && ctx->profile) mpt__profile_stop(ctx);
     return mpt__status_of(ctx);
 }

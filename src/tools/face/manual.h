@@ -37,4 +37,6 @@
    mpt_compare_precisions trains it in five precisions side by side; mpt_machine_measure and
    mpt_machine_report tell what this machine does, which `make doctor` prints.
 
+   mpt_trace_write makes a file for ui.perfetto.dev of what mpt_profile_begin has kept.
+
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
