@@ -64,7 +64,7 @@ static double step_time(mpt_context *ctx, int64_t batch, mpt_dtype precision) {
     return steps > 0 ? time / steps : 0;
 }
 
-/* The kernels that take most of the time of steps of 512 samples, against what the machine can do. */
+/* The kernels that take most of the time of steps of 512 samples, against what is possible here. */
 static void print_kernels(mpt_context *ctx, const mpt_machine *machine) {
     mpt_profile_row rows[4];
     mpt_profile_config config = mpt_profile_config_default();
