@@ -233,6 +233,7 @@ void mpt_destroy(mpt_context *ctx) {
     mpt__series_free(ctx);
     mpt__anomaly_free(ctx);
     mpt__profile_free(ctx);
+    mpt__flight_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
         ctx->blocks[i].multiplier_slot = 0;

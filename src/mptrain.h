@@ -185,6 +185,7 @@ MPT__BEGIN_COLD
 #include "watch/classes.c"
 #include "watch/cost.c"
 #include "watch/profile.c"
+#include "watch/flight.c"
 #include "context.c"
 MPT__END_REGION
 #endif

@@ -295,7 +295,9 @@ typedef enum {
     MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
     MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
     MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
-    MPT__BATCH_CAME       /* a loader has waited for a batch, or made it (mpt__batch_wait) */
+    MPT__BATCH_CAME,      /* a loader has waited for a batch, or made it (mpt__batch_wait) */
+    MPT__REPEAT_BEGAN,    /* a captured step is about to run from its recording (not NULL) */
+    MPT__REPEAT_ENDED     /* likewise; it has */
 } mpt__event;
 
 typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
@@ -426,6 +428,8 @@ struct mpt_context {
     bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
     struct mpt__profile *profile; /* watch/profile.c; NULL: there was none */
+    struct mpt__flight *flight;   /* watch/flight.c; NULL: off */
+    bool (*flight_end)(mpt_context *ctx); /* a pointer, as anomaly mode has one */
     bool timed_products, tf32;    /* mpt_benchmark */
     bool capturing;               /* what is recorded is to run without the host .. */
     bool unrecorded;              /* .. but for this, which the host does each time */

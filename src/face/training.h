@@ -1014,6 +1014,54 @@ MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on);
 MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context);
 MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
 
+/* A flight recorder, on the CPU: between begin and end, each step (mpt_step_begin to mpt_step_end,
+   or a captured one) leaves sums of what it was in a log: 8 bytes of what its updates wrote and of
+   its batch, and at the level of ops 2 more for each tensor that an op wrote. Seed, level of
+   instructions, version and threads stand before them, loss scale and skipped updates with each
+   block of steps. Sums are of the bits, and the same for any number of threads.
+   Which step and op went wrong is found by training again, from the start or a checkpoint, in a
+   program that calls mpt_flight_replay with that log instead: the first op that writes other bits
+   than the log says is in the report of mpt_flight_end, and in the log as a warning. Bits are the
+   same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF. */
+typedef enum mpt_flight_level {
+    MPT_FLIGHT_STEPS, /* the step that differs is named */
+    MPT_FLIGHT_OPS    /* the op, too; all that a step writes is read once more for it */
+} mpt_flight_level;
+
+typedef struct mpt_flight_config {
+    mpt_flight_level level; /* MPT_FLIGHT_OPS */
+    int64_t block;          /* steps that are written at once, at most lost by a kill: 256 */
+} mpt_flight_config;
+MPTRAIN_API mpt_flight_config mpt_flight_config_default(void);
+
+typedef enum mpt_flight_kind {
+    MPT_FLIGHT_SAME = 0, /* all steps that the log has, and that were done, are those of the log */
+    MPT_FLIGHT_BATCH,    /* what came from outside differs */
+    MPT_FLIGHT_OP,       /* what an op wrote differs; all that was written before it is the same */
+    MPT_FLIGHT_STATE     /* what the updates of a step wrote differs; the log names no op */
+} mpt_flight_kind;
+
+typedef struct mpt_flight_report {
+    mpt_flight_kind kind;
+    int64_t step;        /* the first that differs */
+    int64_t launch;      /* of MPT_FLIGHT_OP: how many tensors the step had written before */
+    int64_t steps;       /* that were compared and are the same */
+    char op[48];         /* "linear"; of an update its kernel */
+    char module[128];    /* its path; "" where there is none, and of a captured step */
+    char parameter[128]; /* the path of a parameter that the op reads; "" if it reads none */
+    char text[640];      /* all of it in words */
+} mpt_flight_report;
+
+/* Errors: a step is open, a flight is under way, a GPU (MPT_ERROR_UNSUPPORTED). A log of the same
+   training (by its seed) that is there goes on behind its steps up to the one of now, as after
+   mpt_checkpoint_load; another file is an error, and not touched. What cannot be written later is a
+   warning, and an error of mpt_flight_end. mpt_destroy ends a flight, too. config may be NULL. */
+MPTRAIN_API mpt_status mpt_flight_begin(
+    mpt_context *context, const char *path, const mpt_flight_config *config);
+MPTRAIN_API mpt_status mpt_flight_replay(mpt_context *context, const char *path);
+/* report may be NULL; of a flight that was recorded it is MPT_FLIGHT_SAME. */
+MPTRAIN_API mpt_status mpt_flight_end(mpt_context *context, mpt_flight_report *report);
+
 /* What a tensor's numbers are; minimum, maximum, mean and deviation are of the finite ones, NaN
    where there is none. binade[i] counts magnitudes from 2^(MPT_BINADE_FIRST + i) to below the next
    power of two, the first and the last one what lies beyond, too. Waits for the device. */
