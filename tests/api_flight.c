@@ -1,9 +1,9 @@
-/* api_flight.c: flight logs: bits flipped in memory are found by step and op; healthy trainings agree
-   with their logs; files are data.
+/* api_flight.c: flight logs: bits flipped in memory are found by step and op; healthy trainings
+   agree with their logs; files are data.
 
-   MPTRAIN_FLIGHT_FLIPS sets how many bits are flipped. With MPTRAIN_FLIGHT_LOGS the logs stay in that
-   folder, and those that are there are replayed and not recorded: one machine writes them, another
-   one reads them, both with MPTRAIN_ISA=portable. */
+   MPTRAIN_FLIGHT_FLIPS sets how many bits are flipped. With MPTRAIN_FLIGHT_LOGS the logs stay in
+   that folder, and those that are there are replayed and not recorded: one machine writes them,
+   another one reads them, both with MPTRAIN_ISA=portable. */
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 

@@ -877,6 +877,39 @@ TEST(metrics_gradcheck) {
     mpt_destroy(ctx);
 }
 
+/* ==== Metrics, inspection: where a run went another way than it did before */
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_WATCH)
+TEST(metrics_flight) {
+    const char *path = test_tmp_path("run.flight");
+    remove(path);
+    for (int again = 0; again < 2; again++) {
+        mpt_flight_report report;
+        mpt_config config = mpt_config_default();
+        config.device = MPT_DEVICE_CPU;
+        mpt_context *ctx = mpt_create(&config);
+        mpt_module net = mpt_nn_linear(ctx, 4, 2);
+        mpt_optimizer opt = mpt_sgd(net, NULL);
+        if (again)
+            mpt_flight_replay(ctx, path); /* the same program, with this call instead */
+        else
+            mpt_flight_begin(ctx, path, NULL);
+        for (int i = 0; i < 5; i++) {
+            mpt_step_begin(ctx);
+            mpt_tensor x = mpt_full(ctx, MPT_F32, MPT_SHAPE(3, 4), again && i == 2 ? 1.5 : 1);
+            mpt_zero_grad(opt);
+            mpt_backward(mpt_mean(mpt_forward(net, x)));
+            mpt_step(opt);
+            mpt_step_end(ctx);
+        }
+        mpt_flight_end(ctx, &report);
+        CHECK_EQ_INT(report.step, again ? 3 : 0);
+        CHECK_EQ_STR(report.op, again ? "full" : "");
+        CHECK_EQ_STR(mpt_error(ctx), "");
+        mpt_destroy(ctx);
+    }
+}
+#endif
+
 /* ==== Captured steps: the body of the loop as a function, which soon runs without being called */
 typedef struct model {
     mpt_module net;
@@ -1269,6 +1302,9 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_profile),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_gradcheck),
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_WATCH)
+              T(metrics_flight),
+#endif
               T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),
               T_UNLESS(MPTRAIN_NO_FIT, fit),
               T_UNLESS(MPTRAIN_NO_CONV, convolution),

@@ -81,6 +81,9 @@ static void refuse_the_rest(void) {
     REFUSED(mpt_profile_text, mpt_profile_text(c, text, sizeof text));
     REFUSED(mpt_profile_spans, mpt_profile_spans(c, NULL, NULL));
     REFUSED(mpt_anomaly_mode, mpt_anomaly_mode(c, true));
+    REFUSED(mpt_flight_begin, mpt_flight_begin(c, "log", NULL));
+    REFUSED(mpt_flight_replay, mpt_flight_replay(c, "log"));
+    REFUSED(mpt_flight_end, mpt_flight_end(c, NULL));
     REFUSED(mpt_determinism, mpt_determinism(c, text, sizeof text));
 #undef REFUSED
 }

@@ -514,6 +514,21 @@ TEST(inspection) {
     QUIET(mpt_anomaly_mode, mpt_anomaly_mode(c, false) == MPT_OK);
     QUIET(mpt_anomaly, mpt_anomaly(NULL) == MPT_ANOMALY_NONE && mpt_anomaly(c) == MPT_ANOMALY_NONE);
     QUIET(mpt_anomaly_text, *mpt_anomaly_text(NULL) == 0 && *mpt_anomaly_text(c) == 0);
+    mpt_flight_config flight = mpt_flight_config_default();
+    mpt_flight_report flown;
+    QUIET(mpt_flight_config_default, flight.level == MPT_FLIGHT_OPS && flight.block == 256);
+    NOWHERE(mpt_flight_begin, mpt_flight_begin(NULL, "log", NULL) == MPT_ERROR_HANDLE);
+    NOWHERE(mpt_flight_replay, mpt_flight_replay(NULL, "log") == MPT_ERROR_HANDLE);
+    NOWHERE(mpt_flight_end, mpt_flight_end(NULL, &flown) == MPT_ERROR_HANDLE);
+    CASE(mpt_flight_begin, ARGUMENT, "path is empty", mpt_flight_begin(c, NULL, NULL));
+    CASE(mpt_flight_replay, ARGUMENT, "path is empty", mpt_flight_replay(c, ""));
+    CASE(mpt_flight_end, STATE, "no flight is under way", mpt_flight_end(c, &flown));
+    CASE(mpt_flight_begin, STATE, "is open; call it between steps", mpt_step_begin(c);
+         mpt_flight_begin(c, "log", NULL));
+    mpt_step_end(c);
+    flight.block = 0;
+    CASE(mpt_flight_begin, ARGUMENT, "expected a level and 1 to 65536",
+         mpt_flight_begin(c, "log", &flight));
     mpt_gradcheck_config g = mpt_gradcheck_config_default();
     QUIET(mpt_gradcheck_config_default, g.step == 1e-2);
     NOWHERE(mpt_gradcheck, mpt_gradcheck(NULL, check_nothing, NULL, &f.x, 1, NULL) != MPT_OK);

@@ -2,11 +2,11 @@
  * watch/flight.c: the flight recorder: a log of what every step of a training was, small enough to
  * be kept always, and the comparison of a training with such a log.
  *
- * A log is a row of pieces: a mark, the size of what follows, that, and a hash of all of it; numbers
- * are little-endian. The first piece says how the training was made, each other one holds some
- * steps. A step is a sum of what its updates wrote, one of what came from outside, and, at the level
- * of ops, two bytes for each operand that a launch wrote. A file is data: what it claims is checked
- * before it is believed, and a tail that is cut or damaged ends it.
+ * A log is a row of pieces: a mark, the size of what follows, that, and a hash of all of it;
+ * numbers are little-endian. The first piece says how the training was made, each other one holds
+ * some steps. A step is a sum of what its updates wrote, one of what came from outside, and, at the
+ * level of ops, two bytes for each operand that a launch wrote. A file is data: what it claims is
+ * checked before it is believed, and a tail that is cut or damaged ends it.
  * ---- */
 #ifndef MPT__WATCH_FLIGHT_INCLUDED
 #define MPT__WATCH_FLIGHT_INCLUDED
@@ -351,10 +351,12 @@ static void mpt__flight_differs(
     mpt__format_text(report->module, sizeof report->module, "%s", flight->repeats ? "" : path);
     mpt__format_text(report->parameter, sizeof report->parameter, "%s", parameter);
     mpt__text text = mpt__text_make(report->text, sizeof report->text);
-    mpt__write_text(&text, "step %lld: %s of %s", flight->step, mpt__phase_names[launch->phase], op);
+    mpt__write_text(
+        &text, "step %lld: %s of %s", flight->step, mpt__phase_names[launch->phase], op);
     if (*report->module) mpt__write_text(&text, ", module %s", path);
-    mpt__write_text(&text, " (kernel %s): what it wrote, operand %d, a %D tensor %S, is another "
-        "than in %s", mpt__kernel_names[launch->kernel], operand, o->dtype, &shape, flight->path);
+    mpt__write_text(&text,
+        " (kernel %s): what it wrote, operand %d, a %D tensor %S, is another than in %s",
+        mpt__kernel_names[launch->kernel], operand, o->dtype, &shape, flight->path);
     if (updates)
         mpt__write_text(&text, "; gradients, or what the optimizer keeps, may have been others");
     else if (*parameter)
@@ -634,10 +636,11 @@ mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
 mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
     if (report) mpt__zero(*report);
     if (!mpt__enter(ctx, "mpt_flight_end")) return mpt__status_of(ctx);
-    if (!ctx->flight || ctx->step_depth)
-        return mpt__error(ctx, STATE, "%s",
-            ctx->flight ? "a step is open; call it between steps"
-                        : "no flight is under way; mpt_flight_begin or mpt_flight_replay begins one");
+    if (!ctx->flight)
+        return mpt__error(ctx, STATE,
+            "no flight is under way; mpt_flight_begin or mpt_flight_replay begins one");
+    if (ctx->step_depth)
+        return mpt__error(ctx, STATE, "step %lld is open; call it between steps", ctx->now.step);
     if (report) *report = ctx->flight->report;
     char path[MPT__PATH_SIZE];
     mpt__format_text(path, sizeof path, "%s", ctx->flight->path);
