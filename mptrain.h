@@ -137,9 +137,10 @@ that differs between them.
 	MPTRAIN_NO_TABLES    without tables (CSV)
 	MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
 	MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-						 mpt_determinism, mpt_confusion, flights, mpt_multinomial, mpt_categorical,
-						 mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
-						 mpt_hook_forward, mpt_hook_backward, mpt_share_module
+						 mpt_determinism, mpt_profile_begin, mpt_flight_begin, mpt_confusion,
+						 mpt_multinomial, mpt_categorical, mpt_error_if_nonfinite,
+						 mpt_user_optimizer, mpt_lbfgs, mpt_muon, mpt_hook_forward,
+						 mpt_hook_backward, mpt_share_module
 	MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
 						 compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
 	MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -519,6 +520,17 @@ trains again from its last checkpoint, names the step and the op.
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
+
+Where the time goes the profiler tells, by op, module and kernel, with FLOP and bytes as the field
+counts them, casts, and waiting for data:
+
+	mpt_profile_begin(ctx, NULL);
+	...                                          // some steps
+	mpt_profile_end(ctx);
+	mpt_profile_text(ctx, text, sizeof text);    // a table; mpt_profile_rows gives the numbers
+
+With mpt_profile_config.spans it keeps what came when, too, and mpt_trace_write, of the tools, makes
+a file of that for ui.perfetto.dev.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
@@ -2269,6 +2281,81 @@ typedef struct mpt_counters {
 	int64_t by_thread[64];          /* chunks of work done by each pool thread, 0 = the caller */
 } mpt_counters;
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
+
+/* The profiler: what time goes into, with the FLOP and bytes of every launch, until
+   mpt_profile_end. Time is that of the config's clock; on a GPU each launch is waited for, so that
+   its time is its own, while a step as a whole takes longer. Gradients, weights and all other
+   numbers are those of a training without it. Steps do not allocate, but for the first one after a
+   module's first use. A captured step is told as the launches that it repeats, in which calls of
+   the same op next to each other count as one; one that runs as a CUDA graph is not told. */
+typedef struct mpt_profile_config {
+	int64_t spans;     /* 0; how many spans, of 64 bytes, are kept for mpt_profile_spans; 0: none */
+	double product[3]; /* 0: not known; the most FLOP a second in fp32, fp16 and bf16 .. */
+	double copy;       /* .. and bytes a second: what mpt_machine_measure, of the tools, finds */
+} mpt_profile_config;
+MPTRAIN_API mpt_profile_config mpt_profile_config_default(void);
+/* Begins; NULL: the defaults. What an earlier one has found is dropped. */
+MPTRAIN_API mpt_status mpt_profile_begin(mpt_context *context, const mpt_profile_config *config);
+/* Ends, if it has begun. What was found can be read until mpt_destroy, which frees it. */
+MPTRAIN_API mpt_status mpt_profile_end(mpt_context *context);
+
+/* What launches go by: the op that they belong to, forward and backward apart; the module whose
+   forward called it, the same; the kernel. All three add up to the same. */
+typedef enum mpt_profile_by {
+	MPT_PROFILE_OP = 0,
+	MPT_PROFILE_MODULE,
+	MPT_PROFILE_KERNEL
+} mpt_profile_by;
+typedef struct mpt_profile_row {
+	const char *name;  /* "linear", "0.conv1", "gemm"; "-": none; lives as long as the context */
+	const char *phase; /* "forward", "backward", "update", "other"; of kernels "" */
+	int64_t calls;     /* that launch anything; of a module, how often it was its turn */
+	int64_t launches;
+	double seconds;
+	double flop, bytes_read, bytes_written; /* as the field counts them; each element once */
+	double least; /* seconds at the config's ceilings, the larger of products and bytes; 0: none */
+} mpt_profile_row;
+/* Writes the `room` rows of most time, that first, and returns how many rows there are; -1 on
+   error. Also while it goes on. */
+MPTRAIN_API int64_t mpt_profile_rows(
+	mpt_context *context, mpt_profile_by by, mpt_profile_row *rows, int64_t room);
+typedef struct mpt_profile_total {
+	double seconds; /* since it began, or until it ended */
+	int64_t steps, batches;
+	double waiting;          /* seconds in mpt_loader_next, for batches */
+	double conversions;      /* of the launches' seconds: casts, and derived forms of weights */
+	mpt_profile_row all;     /* launches; "-" */
+	int64_t spans, left_out; /* kept, and more than there is room for */
+} mpt_profile_total;
+MPTRAIN_API mpt_profile_total mpt_get_profile_total(mpt_context *context);
+/* The same as text: what time went into, then a table of ops, one of modules and one of kernels, by
+   time, at most 24 rows each. Returns the length it needs; 0 on error. */
+MPTRAIN_API size_t mpt_profile_text(mpt_context *context, char *text, size_t size);
+
+/* A stretch of time. Those of thread 0, the calling one, lie within each other: step, modules by
+   their tree, op, launch; waits within a step or beside it. */
+typedef enum mpt_span_kind {
+	MPT_SPAN_STEP = 0,
+	MPT_SPAN_MODULE, /* from the first launch in it to the last, as long as no other's turn came */
+	MPT_SPAN_OP,     /* the same */
+	MPT_SPAN_LAUNCH,
+	MPT_SPAN_WAIT, /* mpt_loader_next waits for a batch */
+	MPT_SPAN_BATCH /* a worker makes one, by the system's clock; left out with one of yours */
+} mpt_span_kind;
+typedef struct mpt_profile_span {
+	mpt_span_kind kind;
+	const char *name, *phase; /* as in a row; "step", "wait", "batch" */
+	int thread;               /* 0: the calling one; from 1 on: workers of loaders */
+	int64_t step;
+	double start, seconds;                  /* since the profile began */
+	double flop, bytes_read, bytes_written; /* of the launches within */
+} mpt_profile_span;
+/* Hands all spans to `each`, those around others before these, and returns how many; -1 on error.
+   Once there is room for no more, further ones are left out and counted. `each` does not call
+   mptrain. */
+MPTRAIN_API int64_t mpt_profile_spans(mpt_context *context,
+	void (*each)(void *user, const mpt_profile_span *span), void *user);
+
 /* Every launch as one line of text to `write`; NULL ends it. */
 MPTRAIN_API mpt_status mpt_print_launches(
 	mpt_context *context, void (*write)(void *user, const char *line), void *user);
@@ -3736,6 +3823,7 @@ typedef struct mpt__launch {
 	uint32_t op_record;    /* origin: record number in the tape, 0 = none */
 	uint16_t op;           /* origin: row of the op table */
 	uint16_t slot[MPT__MAX_SLOTS];
+	uint16_t path;     /* of a recorded one: its module's, as in the context; 0 = none or unknown */
 	int64_t number;    /* of this launch in its context, from 1 */
 	int64_t workspace; /* bytes that the backend asked for */
 	double imm[4];
@@ -20349,7 +20437,7 @@ typedef struct {
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
-#define MPT__MAX_LISTENERS 16
+#define MPT__MAX_LISTENERS 24
 
 typedef struct {
 	mpt__tensor *tensor;
@@ -20358,7 +20446,8 @@ typedef struct {
 
 /* What rooms above hear of, each with what it is about. */
 typedef enum {
-	MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
+	MPT__LAUNCHES,        /* a launch (mpt__launch) is about to run */
+	MPT__LAUNCHED,        /* it has run */
 	MPT__STEP_BEGAN,      /* nothing */
 	MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
 	MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
@@ -20366,6 +20455,7 @@ typedef enum {
 	MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
 	MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
 	MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
+	MPT__BATCH_CAME,      /* a loader has waited for a batch, or made it (mpt__batch_wait) */
 	MPT__REPEAT_BEGAN,    /* a captured step is about to run from its recording (not NULL) */
 	MPT__REPEAT_ENDED     /* likewise; it has */
 } mpt__event;
@@ -20383,6 +20473,14 @@ typedef struct {
 	const mpt__tensor *mean, *variance;
 	double unbiased; /* what makes the variance that of the population */
 } mpt__batch_statistics;
+
+/* Of MPT__BATCH_CAME: from when to when, and, where a worker has made it and the clock is the
+   system's, who and when. */
+typedef struct {
+	double start, end;
+	int worker; /* a number of its own in the context; 0: none */
+	double began, ended;
+} mpt__batch_wait;
 
 typedef struct {
 	void (*write)(void *user, const char *line);
@@ -20489,6 +20587,7 @@ struct mpt_context {
 	struct mpt__recording *recorder; /* core/recorder.c */
 	bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
 	struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
+	struct mpt__profile *profile; /* watch/profile.c; NULL: there was none */
 	struct mpt__flight *flight;   /* watch/flight.c; NULL: off */
 	bool (*flight_end)(mpt_context *ctx); /* a pointer, as anomaly mode has one */
 	bool timed_products, tf32;    /* mpt_benchmark */
@@ -20597,6 +20696,13 @@ static MPT__NOINLINE void mpt__tell_listeners(
 static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, const void *what) {
 	if (MPT__UNLIKELY(ctx->heard >> event & 1)) mpt__tell_listeners(ctx, event, what);
 }
+
+/* The same for what only rooms of watch/ hear. */
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__tell_watchers(ctx, event, what) ((void)0)
+#else
+#define mpt__tell_watchers mpt__tell
+#endif
 
 /* ----
  * core/share.c: memory that several contexts read.
@@ -21337,6 +21443,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
 		execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
 		if (!execution.workspace) return ctx->base.status;
 	}
+	mpt__tell_watchers(ctx, MPT__LAUNCHES, launch);
 	mpt_status status = backend->synchronous ? backend->launch(backend->self, &execution, launch)
 											 : mpt__launch_plainly(backend, &execution, launch);
 	if (status != MPT_OK) return mpt__backend_error(ctx, status);
@@ -22773,6 +22880,19 @@ static const char *mpt__path_now(const mpt__base *base) {
 	return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__launch_path(ctx, launch) 0
+#else
+/* The path of the module that a launch belongs to, which of one that is replayed was noted. */
+static uint16_t mpt__launch_path(const mpt_context *ctx, const mpt__launch *launch) {
+	const uint32_t path = launch->path ? launch->path
+		: launch->phase == MPT__BACKWARD && launch->op_record
+		? ctx->records[launch->op_record]->path
+		: ctx->path;
+	return path <= UINT16_MAX ? (uint16_t)path : 0;
+}
+#endif
+
 /* What a launch belongs to, for reports. */
 static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *launch) {
 	return launch->op                    ? ctx->ops[launch->op].name
@@ -23177,7 +23297,9 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
 		recorder->failed = true;
 		return;
 	}
-	recorder->launches[recorder->count++] = *launch;
+	mpt__launch *kept = &recorder->launches[recorder->count++];
+	*kept = *launch;
+	kept->path = mpt__launch_path(ctx, launch);
 	mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 
@@ -37920,6 +38042,8 @@ typedef struct {
 	int64_t failed;  /* the first that could not be made, -1 = none */
 	int64_t skipped; /* how many were left out for that */
 	bool collate_failed;
+	int worker;          /* that made it, from 1; 0: the owner has */
+	double began, ended; /* when; 0 where the clock is not the system's */
 	char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -38076,6 +38200,16 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
+/* A clock of the user's is not asked from other threads. */
+static double mpt__worker_now(const mpt__loader *loader) {
+#ifdef MPTRAIN_NO_WATCH
+	return (void)loader, 0.0;
+#else
+	const mpt_clock *clock = &loader->base->clock;
+	return clock->now == mpt__system_now ? clock->now(clock->user) : 0.0;
+#endif
+}
+
 static void mpt__worker_run(void *argument) {
 	MPT__PLAIN_FLOATS; /* a new thread has its maker's */
 	mpt__worker *worker = (mpt__worker *)argument;
@@ -38090,7 +38224,10 @@ static void mpt__worker_run(void *argument) {
 		mpt__loader_slot *slot = &loader->slots[number % loader->slot_count];
 		loader->busy++;
 		thread->mutex_unlock(thread->user, loader->mutex);
+		slot->began = mpt__worker_now(loader);
 		mpt__batch_make(loader, slot, number, worker->scratch);
+		slot->ended = mpt__worker_now(loader);
+		slot->worker = (int)(worker - loader->workers) + 1;
 		thread->mutex_lock(thread->user, loader->mutex);
 		worker->samples += mpt__batch_size(loader, number);
 		slot->ready = true;
@@ -38175,7 +38312,7 @@ static void mpt__loader_open_epoch(mpt__loader *loader, int64_t first) {
 }
 
 /* The next batch of the epoch, made by a worker or here and now. */
-static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
+static mpt__loader_slot *mpt__loader_wait(mpt_context *ctx, mpt__loader *loader) {
 	const mpt_threads *thread = &loader->base->thread;
 	const mpt_clock *clock = &loader->base->clock;
 	mpt__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
@@ -38188,7 +38325,14 @@ static mpt__loader_slot *mpt__loader_wait(mpt__loader *loader) {
 		while (!slot->ready) thread->condition_wait(thread->user, loader->ready, loader->mutex);
 		mpt__loader_unlock(loader);
 	}
-	loader->seconds_waited += clock->now(clock->user) - start;
+	const double end = clock->now(clock->user);
+	loader->seconds_waited += end - start;
+#ifndef MPTRAIN_NO_WATCH
+	const int worker = slot->worker + (int)(loader->id.slot - 1) * MPT__MAX_WORKERS;
+	const mpt__batch_wait wait = {
+		start, end, slot->ended > 0 ? worker : 0, slot->began, slot->ended};
+	mpt__tell(ctx, MPT__BATCH_CAME, &wait);
+#endif
 	return slot;
 }
 
@@ -38299,7 +38443,7 @@ static bool mpt__loader_advance(mpt_context *ctx, mpt__loader *loader, mpt_batch
 		return false;
 	}
 	int64_t number = loader->next;
-	const mpt__loader_slot *slot = mpt__loader_wait(loader);
+	const mpt__loader_slot *slot = mpt__loader_wait(ctx, loader);
 	int64_t size = slot->size;
 	loader->next++;
 	loader->held = true;
@@ -52118,6 +52262,644 @@ static mpt__cost mpt__launch_cost(const mpt_context *ctx, const mpt__launch *lau
 #endif /* MPTRAIN_NO_WATCH */
 
 /* ----
+ * watch/profile.c: what time goes into: sums by op, module and kernel, and spans.
+ *
+ * All is told by launches: ops and modules are known by what a launch says that it comes from, so
+ * that there is nothing in their calls that profiling would cost while it is off, and so that steps
+ * that are repeated without their calls are told as well.
+ * ---- */
+
+mpt_profile_config mpt_profile_config_default(void) {
+	mpt_profile_config config;
+	mpt__zero(config);
+	return config;
+}
+
+#ifdef MPTRAIN_NO_WATCH
+
+MPT__BEGIN_ABSENT
+static void mpt__profile_free(mpt_context *ctx) {}
+
+mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config) {
+	return mpt__watch_missing(ctx, "mpt_profile_begin");
+}
+
+mpt_status mpt_profile_end(mpt_context *ctx) { return mpt__status_of(ctx); }
+
+int64_t mpt_profile_rows(
+	mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
+	return mpt__watch_missing(ctx, "mpt_profile_rows"), -1;
+}
+
+mpt_profile_total mpt_get_profile_total(mpt_context *ctx) {
+	mpt_profile_total total;
+	mpt__zero(total);
+	total.all.name = "-", total.all.phase = "";
+	mpt__watch_missing(ctx, "mpt_get_profile_total");
+	return total;
+}
+
+size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
+	mpt__text_make(text, size);
+	mpt__watch_missing(ctx, "mpt_profile_text");
+	return 0;
+}
+
+int64_t mpt_profile_spans(
+	mpt_context *ctx, void (*each)(void *user, const mpt_profile_span *span), void *user) {
+	return mpt__watch_missing(ctx, "mpt_profile_spans"), -1;
+}
+MPT__END_ABSENT
+
+#else
+
+enum {
+	MPT__PROFILE_PHASES = MPT__OTHER + 1,
+	MPT__PROFILE_DEPTH = 34, /* of spans: a step, an op, and modules; deeper ones are left out */
+	MPT__PROFILE_TEXT_ROWS = 24
+};
+
+/* What launches are added up to. */
+typedef struct {
+	int64_t calls, launches;
+	double seconds, flop, read, written, least;
+} mpt__profile_sum;
+
+typedef struct {
+	mpt__profile_sum sums[MPT__PROFILE_PHASES];
+	uint32_t parent; /* index of a path; 0: none */
+	bool known;      /* parent is */
+} mpt__profile_module;
+
+typedef struct {
+	uint8_t kind, phase; /* mpt_span_kind, mpt__phase */
+	int thread;
+	uint32_t id; /* of an op, a kernel, a path */
+	int64_t step;
+	double start, end; /* end below start: it is under way */
+	double flop, read, written;
+} mpt__profile_span;
+
+/* Where launches come from: as long as this is the same it is one call. */
+typedef struct {
+	uint32_t path, op, record;
+	uint8_t phase;
+	bool replayed;
+	int64_t call, step;
+} mpt__profile_origin;
+
+typedef struct mpt__profile {
+	void (*free)(mpt_context *ctx); /* a pointer: programs that never ask are without it */
+	mpt_profile_config config;
+	bool on;
+	double began, ended;
+	int64_t first_step, last_step;
+
+	double start; /* of the launch under way */
+	double last;  /* end of the one before */
+	bool goes_on; /* nothing but launches since then */
+	mpt__profile_origin origin;
+
+	mpt__profile_sum all, conversions, waits;
+	mpt__profile_sum kernels[MPT__KERNEL_COUNT];
+	mpt__profile_sum ops[MPT__OP_COUNT][MPT__PROFILE_PHASES]; /* row 0: of no op */
+	mpt__profile_module *modules;                             /* by path; row 0: outside of them */
+	int64_t module_capacity;
+
+	mpt__profile_span *spans; /* room for config.spans; NULL: none */
+	int64_t span_count, left_out;
+	mpt__profile_span *open[MPT__PROFILE_DEPTH]; /* each in the one before */
+	int depth;
+} mpt__profile;
+
+static double mpt__profile_now(const mpt_context *ctx) {
+	return ctx->base.clock.now(ctx->base.clock.user);
+}
+
+/* ==== Spans ==== */
+
+/* A span; NULL once there is room for no more. */
+static mpt__profile_span *mpt__profile_span_new(
+	mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
+	mpt__profile *profile = ctx->profile;
+	if (profile->span_count == profile->config.spans) {
+		profile->left_out += profile->config.spans > 0;
+		return NULL;
+	}
+	mpt__profile_span *span = &profile->spans[profile->span_count++];
+	mpt__zero(*span);
+	span->kind = (uint8_t)kind, span->phase = (uint8_t)phase, span->id = id;
+	span->step = ctx->now.step;
+	span->start = start, span->end = start - 1;
+	return span;
+}
+
+/* Where there is no room for what would be around others, none of them is kept. */
+static void mpt__profile_open(
+	mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
+	mpt__profile *profile = ctx->profile;
+	if (profile->depth == MPT__PROFILE_DEPTH) return;
+	mpt__profile_span *span = mpt__profile_span_new(ctx, kind, id, phase, start);
+	if (span) profile->open[profile->depth++] = span;
+}
+
+/* Ends all spans within the first `depth`. */
+static void mpt__profile_close(mpt__profile *profile, int depth, double end) {
+	while (profile->depth > depth) profile->open[--profile->depth]->end = end;
+}
+
+/* How many of the open spans are steps: 0 or 1. */
+static int mpt__profile_steps_open(const mpt__profile *profile) {
+	return profile->depth > 0 && profile->open[0]->kind == MPT_SPAN_STEP;
+}
+
+/* Ends ops and modules, after the last launch in them. */
+static void mpt__profile_turn(mpt__profile *profile) {
+	mpt__profile_close(profile, mpt__profile_steps_open(profile), profile->last);
+	profile->goes_on = false;
+}
+
+/* A repeated step has no beginning of its own: it is from its first launch to its last. */
+static void mpt__profile_repeated(mpt_context *ctx, const mpt__profile_origin *origin) {
+	mpt__profile *profile = ctx->profile;
+	if (ctx->step_depth) return;
+	if (mpt__profile_steps_open(profile) &&
+		(!origin->replayed || profile->open[0]->step != origin->step))
+		mpt__profile_close(profile, 0, profile->last);
+	if (!origin->replayed || mpt__profile_steps_open(profile)) return;
+	mpt__profile_close(profile, 0, profile->last);
+	mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, profile->start);
+}
+
+/* The row of a path, which knows the module above; NULL on error. */
+static mpt__profile_module *mpt__profile_module_row(mpt_context *ctx, uint32_t path) {
+	mpt__profile *profile = ctx->profile;
+	if (!mpt__room(ctx, profile->modules, profile->module_capacity, (int64_t)path + 1)) return NULL;
+	mpt__profile_module *row = &profile->modules[path];
+	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
+	for (int64_t i = 1; !row->known && path && i < table->count; i++) {
+		const mpt__module *module = (const mpt__module *)table->rows[i].object;
+		if (!module || module->path != path) continue;
+		if (module->parent) row->parent = mpt__module_slot(ctx, module->parent)->path;
+		break;
+	}
+	row->known = true;
+	return row;
+}
+
+/* The modules around a launch, from the root down; returns how many. */
+static int mpt__profile_chain(mpt_context *ctx, uint32_t path, uint32_t *chain) {
+	uint32_t upward[MPT__PROFILE_DEPTH];
+	int n = 0;
+	for (; path && n < MPT__PROFILE_DEPTH - 2; n++) {
+		const mpt__profile_module *row = mpt__profile_module_row(ctx, path);
+		upward[n] = path;
+		path = row ? row->parent : 0;
+	}
+	for (int i = 0; i < n; i++) chain[i] = upward[n - 1 - i];
+	return n;
+}
+
+/* Ends what a launch is not in, and begins what it is in. */
+static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *origin) {
+	mpt__profile *profile = ctx->profile;
+	uint32_t chain[MPT__PROFILE_DEPTH];
+	mpt__profile_repeated(ctx, origin);
+	int n = mpt__profile_chain(ctx, origin->path, chain), same = 0;
+	const int base = mpt__profile_steps_open(profile);
+	while (same < n && base + same < profile->depth) {
+		const mpt__profile_span *span = profile->open[base + same];
+		if (span->kind != MPT_SPAN_MODULE || span->id != chain[same] ||
+			span->phase != origin->phase)
+			break;
+		same++;
+	}
+	mpt__profile_close(profile, base + same, profile->last);
+	for (; same < n; same++)
+		mpt__profile_open(ctx, MPT_SPAN_MODULE, chain[same], origin->phase, profile->start);
+	if (origin->op) mpt__profile_open(ctx, MPT_SPAN_OP, origin->op, origin->phase, profile->start);
+}
+
+static void mpt__profile_launch_span(
+	mpt_context *ctx, const mpt__launch *launch, const mpt__profile_sum *one, double end) {
+	mpt__profile *profile = ctx->profile;
+	mpt__profile_span *span = mpt__profile_span_new(
+		ctx, MPT_SPAN_LAUNCH, launch->kernel, launch->phase, profile->start);
+	if (!span) return;
+	span->end = end;
+	span->flop = one->flop, span->read = one->read, span->written = one->written;
+	for (int i = 0; i < profile->depth; i++) {
+		mpt__profile_span *around = profile->open[i];
+		around->flop += one->flop, around->read += one->read, around->written += one->written;
+	}
+}
+
+/* ==== What is heard ==== */
+
+static void mpt__profile_add(mpt__profile_sum *sum, const mpt__profile_sum *one, bool call) {
+	sum->calls += call;
+	sum->launches += one->launches;
+	sum->seconds += one->seconds;
+	sum->flop += one->flop, sum->read += one->read, sum->written += one->written;
+	sum->least += one->least;
+}
+
+/* The seconds that a launch takes at the ceilings. */
+static double mpt__profile_least(
+	const mpt_profile_config *config, const mpt__launch *launch, const mpt__cost *cost) {
+	const uint8_t dtype = launch->compute_dtype;
+	const double ceiling = config->product[dtype == MPT_F16 ? 1 : dtype == MPT_BF16 ? 2 : 0];
+	const double product = ceiling > 0 ? cost->flop / ceiling : 0;
+	const double copy = config->copy > 0 ? (cost->read + cost->written) / config->copy : 0;
+	return product > copy ? product : copy;
+}
+
+/* Whether a launch only puts values into another dtype or layout. */
+static bool mpt__profile_converts(const mpt_context *ctx, const mpt__launch *launch) {
+	const mpt__operand *from = &launch->operand[0], *to = &launch->operand[1];
+	if (launch->kernel != MPT__K_COPY) return false;
+	return from->dtype != to->dtype || ctx->storages[to->storage].kind == MPT_MEMORY_FORM;
+}
+
+static mpt__profile_origin mpt__profile_origin_of(
+	const mpt_context *ctx, const mpt__launch *launch) {
+	mpt__profile_origin origin;
+	mpt__zero(origin);
+	origin.path = mpt__launch_path(ctx, launch);
+	origin.op = launch->op;
+	origin.record = launch->op_record;
+	origin.phase = launch->phase;
+	origin.replayed = launch != &ctx->launch;
+	origin.call = ctx->base.call;
+	origin.step = ctx->now.step;
+	return origin;
+}
+
+static bool mpt__profile_same_module(const mpt__profile_origin *a, const mpt__profile_origin *b) {
+	return a->path == b->path && a->phase == b->phase && a->step == b->step;
+}
+
+static bool mpt__profile_same_call(const mpt__profile_origin *a, const mpt__profile_origin *b) {
+	return mpt__profile_same_module(a, b) && a->op == b->op && a->record == b->record &&
+		a->call == b->call && a->replayed == b->replayed;
+}
+
+static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	(void)what;
+	((mpt__profile *)user)->start = mpt__profile_now(ctx);
+}
+
+static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	const mpt__launch *launch = (const mpt__launch *)what;
+	mpt__profile *profile = (mpt__profile *)user;
+	if (!ctx->backend.synchronous) ctx->backend.synchronize(ctx->backend.self);
+	const double end = mpt__profile_now(ctx);
+	const mpt__cost cost = mpt__launch_cost(ctx, launch);
+	const mpt__profile_sum one = {1, 1, end - profile->start, cost.flop, cost.read, cost.written,
+		mpt__profile_least(&profile->config, launch, &cost)};
+	const mpt__profile_origin origin = mpt__profile_origin_of(ctx, launch);
+	const bool stays = profile->goes_on && mpt__profile_same_module(&origin, &profile->origin);
+	const bool same = profile->goes_on && mpt__profile_same_call(&origin, &profile->origin);
+	mpt__profile_add(&profile->all, &one, true);
+	mpt__profile_add(&profile->kernels[launch->kernel], &one, true);
+	mpt__profile_add(&profile->ops[origin.op][origin.phase], &one, !same);
+	mpt__profile_module *module = mpt__profile_module_row(ctx, origin.path);
+	if (module) mpt__profile_add(&module->sums[origin.phase], &one, !stays);
+	if (mpt__profile_converts(ctx, launch)) mpt__profile_add(&profile->conversions, &one, true);
+	if (profile->spans) {
+		if (!same) mpt__profile_enter(ctx, &origin);
+		mpt__profile_launch_span(ctx, launch, &one, end);
+	}
+	profile->origin = origin;
+	profile->goes_on = true;
+	profile->last = end;
+}
+
+static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	mpt__profile *profile = (mpt__profile *)user;
+	(void)what;
+	mpt__profile_turn(profile);
+	if (!profile->spans) return;
+	mpt__profile_close(profile, 0, profile->last);
+	mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, mpt__profile_now(ctx));
+}
+
+static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	mpt__profile *profile = (mpt__profile *)user;
+	(void)what;
+	mpt__profile_turn(profile);
+	if (profile->depth > 0) mpt__profile_close(profile, 0, mpt__profile_now(ctx));
+}
+
+static void mpt__profile_batch_came(mpt_context *ctx, void *user, const void *what) {
+	const mpt__batch_wait *wait = (const mpt__batch_wait *)what;
+	mpt__profile *profile = (mpt__profile *)user;
+	profile->waits.calls++;
+	profile->waits.seconds += wait->end - wait->start;
+	mpt__profile_turn(profile);
+	if (!ctx->step_depth) mpt__profile_close(profile, 0, profile->last);
+	if (!profile->spans) return;
+	mpt__profile_span *span = mpt__profile_span_new(ctx, MPT_SPAN_WAIT, 0, MPT__OTHER, wait->start);
+	if (span) span->end = wait->end;
+	if (!wait->worker || wait->began < profile->began) return;
+	span = mpt__profile_span_new(ctx, MPT_SPAN_BATCH, 0, MPT__OTHER, wait->began);
+	if (span) span->end = wait->ended, span->thread = wait->worker;
+}
+
+/* ==== Beginning and ending ==== */
+
+static const struct {
+	mpt__event event;
+	mpt__hear hear;
+} mpt__profile_hears[] = {{MPT__LAUNCHES, mpt__profile_launches},
+	{MPT__LAUNCHED, mpt__profile_launched}, {MPT__STEP_BEGAN, mpt__profile_step_began},
+	{MPT__STEP_ENDED, mpt__profile_step_ended}, {MPT__BATCH_CAME, mpt__profile_batch_came}};
+#define MPT__PROFILE_HEARS (int)(sizeof mpt__profile_hears / sizeof mpt__profile_hears[0])
+
+static void mpt__profile_stop(mpt_context *ctx) {
+	mpt__profile *profile = ctx->profile;
+	if (!profile->on) return;
+	for (int i = 0; i < MPT__PROFILE_HEARS; i++)
+		mpt__listen_no_more(ctx, mpt__profile_hears[i].event, mpt__profile_hears[i].hear);
+	mpt__profile_turn(profile);
+	profile->ended = mpt__profile_now(ctx);
+	mpt__profile_close(profile, 0, profile->ended);
+	profile->last_step = ctx->now.step;
+	profile->on = false;
+}
+
+static void mpt__profile_drop(mpt_context *ctx) {
+	mpt__profile *profile = ctx->profile;
+	mpt__profile_stop(ctx);
+	mpt__room_free(ctx, profile->modules, profile->module_capacity);
+	mpt__room_free(ctx, profile->spans, profile->spans ? profile->config.spans : 0);
+	mpt__host_free(ctx, profile, sizeof *profile);
+	ctx->profile = NULL;
+}
+
+static void mpt__profile_free(mpt_context *ctx) {
+	if (ctx->profile) ctx->profile->free(ctx);
+}
+
+static bool mpt__profile_check(mpt_context *ctx, const mpt_profile_config *config) {
+	const double ceilings[] = {
+		config->product[0], config->product[1], config->product[2], config->copy};
+	if (config->spans < 0)
+		return mpt__reject(ctx, ARGUMENT, "spans = %lld: expected 0 or more", config->spans);
+	for (int i = 0; i < 4; i++)
+		if (!(ceilings[i] >= 0.0 && mpt__f64_is_finite(ceilings[i])))
+			return mpt__reject(ctx, ARGUMENT, "%s = %g: expected a finite number, 0 for unknown",
+				i < 3 ? "product" : "copy", ceilings[i]);
+	return true;
+}
+
+/* All memory of a profile, with rows for the modules that there are; false with an error. */
+static bool mpt__profile_make(mpt_context *ctx, const mpt_profile_config *config) {
+	mpt__profile *profile = (mpt__profile *)mpt__host_new(ctx, sizeof *profile);
+	if (!profile) return false;
+	ctx->profile = profile;
+	profile->free = mpt__profile_drop;
+	if (config->spans > 0)
+		profile->spans = (mpt__profile_span *)mpt__host_array(
+			ctx, config->spans, sizeof *profile->spans);
+	profile->config = *config;
+	if (mpt__ok(ctx) &&
+		mpt__room(ctx, profile->modules, profile->module_capacity, ctx->path_count + 1))
+		return true;
+	mpt__profile_drop(ctx);
+	return false;
+}
+
+mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config) {
+	MPT__PLAIN_FLOATS;
+	const mpt_profile_config defaults = mpt_profile_config_default();
+	if (!mpt__enter(ctx, "mpt_profile_begin")) return mpt__status_of(ctx);
+	if (!config) config = &defaults;
+	if (!mpt__profile_check(ctx, config)) return ctx->base.status;
+	mpt__profile_free(ctx);
+	if (!mpt__profile_make(ctx, config)) return ctx->base.status;
+	mpt__profile *profile = ctx->profile;
+	mpt__wait(ctx); /* for what was launched before */
+	profile->on = true;
+	for (int i = 0; i < MPT__PROFILE_HEARS && mpt__ok(ctx); i++)
+		mpt__listen(ctx, mpt__profile_hears[i].event, mpt__profile_hears[i].hear, profile);
+	profile->first_step = ctx->now.step;
+	profile->began = profile->last = mpt__profile_now(ctx);
+	if (!mpt__ok(ctx)) mpt__profile_drop(ctx);
+	return ctx->base.status;
+}
+
+mpt_status mpt_profile_end(mpt_context *ctx) {
+	MPT__PLAIN_FLOATS;
+	if (mpt__enter(ctx, "mpt_profile_end") && ctx->profile) mpt__profile_stop(ctx);
+	return mpt__status_of(ctx);
+}
+
+/* ==== What was found ==== */
+
+/* Begins a call that reads a profile; NULL on error. */
+static mpt__profile *mpt__profile_read(mpt_context *ctx, const char *call) {
+	if (!mpt__enter(ctx, call)) return NULL;
+	if (!ctx->profile)
+		mpt__error(ctx, STATE, "there is no profile; mpt_profile_begin begins one");
+	return ctx->profile;
+}
+
+static mpt_profile_row mpt__profile_row_of(
+	const mpt__profile_sum *sum, const char *name, const char *phase) {
+	mpt_profile_row row;
+	row.name = name, row.phase = phase;
+	row.calls = sum->calls, row.launches = sum->launches;
+	row.seconds = sum->seconds;
+	row.flop = sum->flop, row.bytes_read = sum->read, row.bytes_written = sum->written;
+	row.least = sum->least;
+	return row;
+}
+
+static int64_t mpt__profile_places(const mpt__profile *profile, mpt_profile_by by) {
+	if (by == MPT_PROFILE_KERNEL) return MPT__KERNEL_COUNT;
+	return MPT__PROFILE_PHASES *
+		(by == MPT_PROFILE_OP ? (int64_t)MPT__OP_COUNT : profile->module_capacity);
+}
+
+/* Row i of all that there may be. */
+static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by by, int64_t i) {
+	const mpt__profile *profile = ctx->profile;
+	const int64_t id = i / MPT__PROFILE_PHASES;
+	const int phase = (int)(i % MPT__PROFILE_PHASES);
+	const char *name = "-";
+	if (by == MPT_PROFILE_KERNEL)
+		return mpt__profile_row_of(&profile->kernels[i], mpt__kernel_names[i], "");
+	if (by == MPT_PROFILE_OP) {
+		if (id > 0) name = ctx->ops[id].name;
+		return mpt__profile_row_of(&profile->ops[id][phase], name, mpt__phase_names[phase]);
+	}
+	if (id > 0 && id < ctx->path_count) name = ctx->paths[id];
+	return mpt__profile_row_of(&profile->modules[id].sums[phase], name, mpt__phase_names[phase]);
+}
+
+/* The rows of most time, in that order; returns how many there are. */
+static int64_t mpt__profile_sorted(
+	const mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
+	const int64_t places = mpt__profile_places(ctx->profile, by);
+	int64_t count = 0;
+	for (int64_t i = 0; i < places; i++) {
+		const mpt_profile_row row = mpt__profile_row(ctx, by, i);
+		if (row.launches == 0) continue;
+		int64_t at = count < room ? count : room;
+		count++;
+		for (; at > 0 && rows[at - 1].seconds < row.seconds; at--)
+			if (at < room) rows[at] = rows[at - 1];
+		if (at < room) rows[at] = row;
+	}
+	return count;
+}
+
+int64_t mpt_profile_rows(
+	mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
+	MPT__PLAIN_FLOATS;
+	if (!mpt__profile_read(ctx, "mpt_profile_rows")) return -1;
+	if ((int)by < MPT_PROFILE_OP || by > MPT_PROFILE_KERNEL || room < 0 || (room > 0 && !rows)) {
+		mpt__error(ctx, ARGUMENT,
+			"by = %d, room for %lld rows%s: expected 0 to %d, and an array of 0 rows or more",
+			(int)by, room, rows ? "" : " at NULL", (int)MPT_PROFILE_KERNEL);
+		return -1;
+	}
+	return mpt__profile_sorted(ctx, by, rows, room);
+}
+
+static mpt_profile_total mpt__profile_total_of(const mpt_context *ctx) {
+	const mpt__profile *profile = ctx->profile;
+	mpt_profile_total total;
+	total.seconds = (profile->on ? mpt__profile_now(ctx) : profile->ended) - profile->began;
+	total.steps = (profile->on ? ctx->now.step : profile->last_step) - profile->first_step;
+	total.batches = profile->waits.calls;
+	total.waiting = profile->waits.seconds;
+	total.conversions = profile->conversions.seconds;
+	total.all = mpt__profile_row_of(&profile->all, "-", "");
+	total.spans = profile->span_count;
+	total.left_out = profile->left_out;
+	return total;
+}
+
+mpt_profile_total mpt_get_profile_total(mpt_context *ctx) {
+	MPT__PLAIN_FLOATS;
+	mpt_profile_total total;
+	mpt__zero(total);
+	total.all.name = "-", total.all.phase = "";
+	if (mpt__profile_read(ctx, "mpt_get_profile_total")) total = mpt__profile_total_of(ctx);
+	return total;
+}
+
+static const char *mpt__profile_span_name(const mpt_context *ctx, const mpt__profile_span *span) {
+	static const char *const names[] = {"step", NULL, NULL, NULL, "wait", "batch"};
+	return span->kind == MPT_SPAN_MODULE ? mpt__path_text(ctx, span->id)
+		: span->kind == MPT_SPAN_OP      ? ctx->ops[span->id].name
+		: span->kind == MPT_SPAN_LAUNCH  ? mpt__kernel_names[span->id]
+										 : names[span->kind];
+}
+
+int64_t mpt_profile_spans(
+	mpt_context *ctx, void (*each)(void *user, const mpt_profile_span *span), void *user) {
+	MPT__PLAIN_FLOATS;
+	const mpt__profile *profile = mpt__profile_read(ctx, "mpt_profile_spans");
+	if (!profile) return -1;
+	if (!each) return mpt__error(ctx, ARGUMENT, "each is NULL"), -1;
+	for (int64_t i = 0; i < profile->span_count; i++) {
+		const mpt__profile_span *from = &profile->spans[i];
+		const double now = profile->last > from->start ? profile->last : from->start;
+		mpt_profile_span span;
+		span.kind = (mpt_span_kind)from->kind;
+		span.name = mpt__profile_span_name(ctx, from);
+		span.phase = from->kind == MPT_SPAN_STEP || from->kind > MPT_SPAN_LAUNCH
+			? ""
+			: mpt__phase_names[from->phase];
+		span.thread = from->thread;
+		span.step = from->step;
+		span.start = from->start - profile->began;
+		span.seconds = (from->end < from->start ? now : from->end) - from->start;
+		span.flop = from->flop;
+		span.bytes_read = from->read, span.bytes_written = from->written;
+		each(user, &span);
+	}
+	return profile->span_count;
+}
+
+/* ==== As text ==== */
+
+/* A number at the right of so many columns. */
+static void mpt__profile_cell(mpt__text *out, int width, double value) {
+	char cell[32];
+	for (int n = (int)mpt__format_text(cell, sizeof cell, "%.4g", value); n < width; n++)
+		mpt__write_text(out, " ");
+	mpt__write_text(out, "%s", cell);
+}
+
+static void mpt__profile_words(mpt__text *out, int width, const char *text) {
+	mpt__write_text(out, "%s", text);
+	for (int n = (int)strlen(text); n < width; n++) mpt__write_text(out, " ");
+}
+
+/* A quotient that may be of nothing. */
+static double mpt__profile_rate(double amount, double of) { return of > 0 ? amount / of : 0; }
+
+static void mpt__profile_table(
+	const mpt_context *ctx, mpt__text *out, mpt_profile_by by, const char *title) {
+	mpt_profile_row rows[MPT__PROFILE_TEXT_ROWS];
+	const int64_t count = mpt__profile_sorted(ctx, by, rows, MPT__PROFILE_TEXT_ROWS);
+	const double all = ctx->profile->all.seconds;
+	bool ceilings = ctx->profile->config.copy > 0;
+	for (int i = 0; i < 3; i++) ceilings = ceilings || ctx->profile->config.product[i] > 0;
+	mpt__write_text(out, "\n");
+	mpt__profile_words(out, 36, title);
+	mpt__write_text(out, "   calls launches        ms       %%     GFLOP   GFLOP/s        MB");
+	mpt__write_text(out, "      GB/s%s\n", ceilings ? " % of ceiling" : "");
+	for (int64_t i = 0; i < count && i < MPT__PROFILE_TEXT_ROWS; i++) {
+		const mpt_profile_row *row = &rows[i];
+		const double bytes = row->bytes_read + row->bytes_written;
+		mpt__profile_words(out, 26, row->name);
+		mpt__write_text(out, " ");
+		mpt__profile_words(out, 9, row->phase);
+		mpt__profile_cell(out, 8, (double)row->calls);
+		mpt__profile_cell(out, 9, (double)row->launches);
+		mpt__profile_cell(out, 10, 1e3 * row->seconds);
+		mpt__profile_cell(out, 8, mpt__profile_rate(100 * row->seconds, all));
+		mpt__profile_cell(out, 10, 1e-9 * row->flop);
+		mpt__profile_cell(out, 10, mpt__profile_rate(1e-9 * row->flop, row->seconds));
+		mpt__profile_cell(out, 10, 1e-6 * bytes);
+		mpt__profile_cell(out, 10, mpt__profile_rate(1e-9 * bytes, row->seconds));
+		if (ceilings) mpt__profile_cell(out, 13, mpt__profile_rate(100 * row->least, row->seconds));
+		mpt__write_text(out, "\n");
+	}
+	if (count > MPT__PROFILE_TEXT_ROWS)
+		mpt__write_text(out, "and %lld more\n", count - MPT__PROFILE_TEXT_ROWS);
+}
+
+size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
+	MPT__PLAIN_FLOATS;
+	mpt__text out = mpt__text_make(text, size);
+	if (!mpt__profile_read(ctx, "mpt_profile_text")) return 0;
+	const mpt_profile_total total = mpt__profile_total_of(ctx);
+	const double percent = mpt__profile_rate(100, total.seconds);
+	mpt__write_text(&out,
+		"%lld steps in %.4g s: %.3g %% in launches (%.3g %% casts and derived forms), %.3g %% "
+		"waiting for %lld batches, %.3g %% between them\n",
+		total.steps, total.seconds, percent * total.all.seconds, percent * total.conversions,
+		percent * total.waiting, total.batches,
+		percent * (total.seconds - total.all.seconds - total.waiting));
+	mpt__profile_table(ctx, &out, MPT_PROFILE_OP, "op");
+	mpt__profile_table(ctx, &out, MPT_PROFILE_MODULE, "module");
+	mpt__profile_table(ctx, &out, MPT_PROFILE_KERNEL, "kernel");
+	return out.length;
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
+/* ----
  * watch/flight.c: the flight recorder: a log of what every step of a training was, small enough to
  * be kept always, and the comparison of a training with such a log.
  *
@@ -52991,6 +53773,7 @@ void mpt_destroy(mpt_context *ctx) {
 	if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
 	mpt__series_free(ctx);
 	mpt__anomaly_free(ctx);
+	mpt__profile_free(ctx);
 	mpt__flight_free(ctx);
 	mpt__recorder_stop(ctx);
 	for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
@@ -53058,10 +53841,11 @@ MPT__END_FLOAT_CONTROL
 	a second file; draws of classes by weight or logits; confusion matrices; L-BFGS; Muon; hooks at
 	modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
-	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops; a
-	flight recorder, which finds the step and op where two runs part.
-	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
-	training; what this machine does and how fast.
+	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
+	a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
+	step and op where two runs part. tools/mptrain_tools.h: journals for TensorBoard, as CSV and as
+	JSON lines; what is wrong with a training; what this machine does and how fast; profiles as
+	traces for Perfetto.
 */
 
 /* ==== Licence ================================================================================

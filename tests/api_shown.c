@@ -897,7 +897,7 @@ TEST(metrics_flight) {
             mpt_step_begin(ctx);
             mpt_tensor x = mpt_full(ctx, MPT_F32, MPT_SHAPE(3, 4), again && i == 2 ? 1.5 : 1);
             mpt_zero_grad(opt);
-            mpt_backward(mpt_mean_all(mpt_forward(net, x)));
+            mpt_backward(mpt_mean(mpt_forward(net, x), MPT_ALL_DIMS, false));
             mpt_step(opt);
             mpt_step_end(ctx);
         }

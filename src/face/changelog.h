@@ -16,17 +16,11 @@
     a second file; draws of classes by weight or logits; confusion matrices; L-BFGS; Muon; hooks at
     modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
     (SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
-<<<<<<< HEAD
     hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
-    a profiler by op, module and kernel, with FLOP and bytes. tools/mptrain_tools.h: journals for
-    TensorBoard, as CSV and as JSON lines; what is wrong with a training; what this machine does and
-    how fast; profiles as traces for Perfetto.
-=======
-    hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops; a
-    flight recorder, which finds the step and op where two runs part.
-    tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
-    training; what this machine does and how fast.
->>>>>>> 44cef35 (The flight recorder in the manual, the table of misuse and an example)
+    a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
+    step and op where two runs part. tools/mptrain_tools.h: journals for TensorBoard, as CSV and as
+    JSON lines; what is wrong with a training; what this machine does and how fast; profiles as
+    traces for Perfetto.
 */
 
 /* ==== Licence ================================================================================

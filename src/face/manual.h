@@ -114,15 +114,10 @@ that differs between them.
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-<<<<<<< HEAD
-                         mpt_determinism, mpt_profile_begin, mpt_confusion, mpt_multinomial,
-                         mpt_categorical, mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs,
-                         mpt_muon, mpt_hook_forward, mpt_hook_backward, mpt_share_module
-=======
-                         mpt_determinism, mpt_confusion, flights, mpt_multinomial, mpt_categorical,
-                         mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
-                         mpt_hook_forward, mpt_hook_backward, mpt_share_module
->>>>>>> 44cef35 (The flight recorder in the manual, the table of misuse and an example)
+                         mpt_determinism, mpt_profile_begin, mpt_flight_begin, mpt_confusion,
+                         mpt_multinomial, mpt_categorical, mpt_error_if_nonfinite,
+                         mpt_user_optimizer, mpt_lbfgs, mpt_muon, mpt_hook_forward,
+                         mpt_hook_backward, mpt_share_module
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
