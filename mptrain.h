@@ -517,6 +517,7 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 mpt_flight_begin keeps a log of what every step was; where a run went otherwise than it should have,
 by a bit that flipped in memory, say, mpt_flight_replay of that log, called before the same program
 trains again from its last checkpoint, names the step and the op.
+mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP.
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
@@ -688,6 +689,7 @@ MPT__HANDLE(mpt_tokenizer);
 MPT__HANDLE(mpt_recording);
 MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
+MPT__HANDLE(mpt_graph);
 
 typedef enum mpt_status {
 	MPT_OK = 0,
@@ -2430,6 +2432,46 @@ MPTRAIN_API mpt_status mpt_flight_begin(
 MPTRAIN_API mpt_status mpt_flight_replay(mpt_context *context, const char *path);
 /* report may be NULL; of a flight that was recorded it is MPT_FLIGHT_SAME. */
 MPTRAIN_API mpt_status mpt_flight_end(mpt_context *context, mpt_flight_report *report);
+
+/* The net seen: what a forward pass computes, as a graph. Nodes stand in the order in which they
+   were computed: inputs, before each op the parameters and other tensors that it is the first to
+   read, and last the outputs. A user's module is seen through, a user's op is one node. An
+   activation that a layer takes into its own call is a node of its own. */
+typedef enum mpt_node_kind {
+	MPT_NODE_INPUT = 0,
+	MPT_NODE_PARAMETER,
+	MPT_NODE_BUFFER,   /* state of a module that is no parameter: running statistics */
+	MPT_NODE_CONSTANT, /* any other tensor that no op made */
+	MPT_NODE_OP,
+	MPT_NODE_USER_OP,
+	MPT_NODE_OUTPUT /* of the net: its one input, as it is */
+} mpt_node_kind;
+enum { MPT_NODE_INPUTS = 9, MPT_NODE_OUTPUTS = 4 };
+typedef struct mpt_edge {
+	int node, output; /* which output of which node; node -1: an input that was left out */
+} mpt_edge;
+typedef struct mpt_node {
+	mpt_node_kind kind;
+	const char *name;   /* of the op ("linear"); the path of what a module holds ("0.weight") */
+	const char *module; /* path of the module that computes or holds it; "": the net itself */
+	const char *layer;  /* of an op: that module's kind, as of mpt_module_kind */
+	int inputs, outputs;
+	mpt_edge input[MPT_NODE_INPUTS];
+	mpt_shape shape[MPT_NODE_OUTPUTS];
+	mpt_dtype dtype[MPT_NODE_OUTPUTS];
+	mpt_dtype compute; /* of an op: what a product rounds its inputs to, by autocast */
+	double flop;       /* of its launches, multiplications and additions counted as two */
+	bool trainable;    /* of a parameter: it collects a gradient */
+} mpt_node;
+/* Runs the net's forward once, in mpt_eval and inference mode and in the autocast region that is
+   open, and keeps what it called. Nothing of a training changes. Inputs are as of mpt_forward_n.
+   The graph holds no values; it ends with mpt_graph_destroy or the context. An error inside
+   recordings, captured steps and backward passes. */
+MPTRAIN_API mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs);
+MPTRAIN_API int mpt_graph_count(mpt_graph graph); /* of nodes; -1 on error */
+/* The graph's, until it is destroyed; NULL on error. */
+MPTRAIN_API const mpt_node *mpt_graph_node(mpt_graph graph, int index);
+MPTRAIN_API mpt_status mpt_graph_destroy(mpt_graph graph);
 
 /* What a tensor's numbers are; minimum, maximum, mean and deviation are of the finite ones, NaN
    where there is none. binade[i] counts magnitudes from 2^(MPT_BINADE_FIRST + i) to below the next
@@ -20400,6 +20442,7 @@ typedef enum {
 	MPT__CAPTURED,
 	MPT__USER_OP,
 	MPT__EMA,
+	MPT__GRAPH,
 	MPT__OBJECT_KINDS
 } mpt__object_kind;
 
@@ -20457,7 +20500,9 @@ typedef enum {
 	MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
 	MPT__BATCH_CAME,      /* a loader has waited for a batch, or made it (mpt__batch_wait) */
 	MPT__REPEAT_BEGAN,    /* a captured step is about to run from its recording (not NULL) */
-	MPT__REPEAT_ENDED     /* likewise; it has */
+	MPT__REPEAT_ENDED,    /* likewise; it has */
+	MPT__OP_CALLED,       /* an op's forward has run (mpt__frame); not without watch/ */
+	MPT__USER_OP_BEGAN    /* a user's op is about to run (mpt__frame); the same */
 } mpt__event;
 
 typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
@@ -22077,7 +22122,8 @@ static int64_t mpt__scalar_get_i(mpt_context *ctx, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {"module", "optimizer", "scaler",
-	"schedule", "dataset", "loader", "tokenizer", "recording", "captured step", "op", "average"};
+	"schedule", "dataset", "loader", "tokenizer", "recording", "captured step", "op", "average",
+	"graph"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(
@@ -22485,6 +22531,7 @@ static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
 static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
 	mpt_context *ctx = frame->context;
 	mpt__record *record = frame->record;
+	if (status == MPT_OK) mpt__tell_watchers(ctx, MPT__OP_CALLED, frame);
 	if (status != MPT_OK || !frame->records) {
 		mpt__record_unsave(ctx, record);
 		mpt__record_spare(ctx, record);
@@ -30661,6 +30708,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
 	for (int i = 0; i < frame->n_in; i++)
 		if (frame->in[i]) frame->in[i]->saves++;
 	int depth = ctx->no_grad_depth++;
+	mpt__tell_watchers(ctx, MPT__USER_OP_BEGAN, frame);
 	mpt__user_status(ctx, op, "mpt_op_apply", op->cls.forward(call, op->user));
 	ctx->forward_depth--;
 	ctx->no_grad_depth = depth; /* forward may have cleared an error */
@@ -53547,6 +53595,339 @@ mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
 #endif /* MPTRAIN_NO_WATCH */
 
 /* ----
+ * watch/trace.c: the net seen: which ops a forward pass calls, on what, as a graph.
+ *
+ * A trace listens to op calls while the net runs once. Values are known by their tensors; storages
+ * are held meanwhile, so that none is taken for a younger one. What a call of a user's op does
+ * inside is that op's own.
+ * ---- */
+
+#ifdef MPTRAIN_NO_WATCH
+
+MPT__BEGIN_ABSENT
+static void mpt__graph_end(mpt_context *ctx, void *object) {}
+
+mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
+	mpt_graph none;
+	mpt__watch_missing(net.context, "mpt_trace");
+	mpt__zero(none);
+	none.context = net.context;
+	return none;
+}
+int mpt_graph_count(mpt_graph graph) {
+	mpt__watch_missing(graph.context, "mpt_graph_count");
+	return -1;
+}
+const mpt_node *mpt_graph_node(mpt_graph graph, int index) {
+	mpt__watch_missing(graph.context, "mpt_graph_node");
+	return NULL;
+}
+mpt_status mpt_graph_destroy(mpt_graph graph) {
+	return mpt__watch_missing(graph.context, "mpt_graph_destroy");
+}
+MPT__END_ABSENT
+
+#else
+
+typedef struct {
+	mpt__id id;
+	mpt_node *nodes;
+	int64_t count, capacity;
+} mpt__graph;
+
+MPT__HANDLES(graph, MPT__GRAPH)
+
+/* A tensor that a node has made. */
+typedef struct {
+	const mpt__tensor *tensor;
+	uint32_t generation, storage;
+	int64_t offset;
+	mpt_edge edge;
+} mpt__traced;
+
+typedef struct {
+	mpt_context *context;
+	const mpt__module *net;
+	mpt__graph *graph;
+	mpt__traced *values;
+	int64_t count, capacity;
+	double flop;  /* of launches since the last op */
+	int user_ops; /* that run, each within the one before */
+} mpt__tracing;
+
+/* ==== Nodes ==== */
+
+static void mpt__graph_end(mpt_context *ctx, void *object) {
+	mpt__graph *graph = (mpt__graph *)object;
+	for (int64_t i = 0; i < graph->count; i++) {
+		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].name);
+		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].module);
+		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].layer);
+	}
+	mpt__room_free(ctx, graph->nodes, graph->capacity);
+}
+
+/* A node without inputs and outputs; NULL with an error recorded. */
+static mpt_node *mpt__tracing_node(mpt__tracing *trace, mpt_node_kind kind, const char *name,
+	const char *module, const char *layer) {
+	mpt_context *ctx = trace->context;
+	mpt__graph *graph = trace->graph;
+	if (!mpt__room(ctx, graph->nodes, graph->capacity, graph->count + 1)) return NULL;
+	mpt_node *node = &graph->nodes[graph->count++];
+	mpt__zero(*node);
+	node->kind = kind;
+	node->compute = MPT_DTYPE_NONE;
+	node->name = mpt__host_text(ctx, name);
+	node->module = mpt__host_text(ctx, module);
+	node->layer = mpt__host_text(ctx, layer);
+	return node->name && node->module && node->layer ? node : NULL;
+}
+
+/* Gives the last node an output. */
+static void mpt__tracing_output(mpt__tracing *trace, const mpt__tensor *tensor) {
+	mpt_context *ctx = trace->context;
+	mpt_node *node = &trace->graph->nodes[trace->graph->count - 1];
+	if (!mpt__room(ctx, trace->values, trace->capacity, trace->count + 1)) return;
+	mpt__traced *value = &trace->values[trace->count++];
+	value->tensor = tensor, value->generation = tensor->generation;
+	value->storage = tensor->storage, value->offset = tensor->offset;
+	value->edge.node = (int)trace->graph->count - 1, value->edge.output = node->outputs;
+	if (tensor->storage) ctx->storages[tensor->storage].references++;
+	node->dtype[node->outputs] = (mpt_dtype)tensor->dtype;
+	node->shape[node->outputs++] = tensor->shape;
+}
+
+/* A module's path below the net's. */
+static const char *mpt__tracing_path(const mpt__tracing *trace, const mpt__module *module) {
+	if (!module || module == trace->net) return "";
+	return mpt__relative_path(
+		trace->context, trace->net, mpt__path_text(trace->context, module->path));
+}
+
+/* The path of a buffer of the net; NULL if a tensor is none. */
+static const char *mpt__tracing_buffer(mpt__tracing *trace, const mpt__tensor *tensor) {
+	mpt__walk walk;
+	mpt__buffer buffer;
+	mpt__walk_begin(&walk, trace->context, mpt__module_slot(trace->context, trace->net->id.slot));
+	while (mpt__walk_buffer(&walk, &buffer))
+		if (buffer.tensor == tensor) return buffer.path;
+	return NULL;
+}
+
+/* A parameter, a buffer, or a tensor that nothing traced has made. */
+static mpt_edge mpt__tracing_source(mpt__tracing *trace, const mpt__tensor *tensor) {
+	mpt_context *ctx = trace->context;
+	const char *path = tensor->parameter ? ctx->parameters[tensor->parameter - 1].path
+										 : mpt__tracing_buffer(trace, tensor);
+	const mpt_node_kind kind = tensor->parameter ? MPT_NODE_PARAMETER
+		: path                                   ? MPT_NODE_BUFFER
+												 : MPT_NODE_CONSTANT;
+	const char *name = path ? mpt__relative_path(ctx, trace->net, path) : "constant";
+	const char *dot = strrchr(name, '.');
+	char holder[MPT__PATH_BYTES];
+	mpt__format_text(holder, sizeof holder, "%s", name);
+	holder[dot ? dot - name : 0] = '\0';
+	mpt_edge edge = {(int)trace->graph->count, 0};
+	mpt_node *node = mpt__tracing_node(trace, kind, name, holder, "");
+	if (!node) return edge;
+	node->trainable = tensor->parameter && (tensor->flags & MPT__REQUIRES_GRAD);
+	mpt__tracing_output(trace, tensor);
+	return edge;
+}
+
+/* Where a tensor comes from. What was detached has its storage from there. */
+static mpt_edge mpt__tracing_find(mpt__tracing *trace, const mpt__tensor *tensor) {
+	mpt_edge none = {-1, 0};
+	if (!tensor) return none;
+	for (int64_t i = trace->count; i-- > 0;) {
+		const mpt__traced *value = &trace->values[i];
+		if (value->tensor == tensor && value->generation == tensor->generation) return value->edge;
+	}
+	for (int64_t i = trace->count; i-- > 0 && !tensor->parameter && tensor->storage;) {
+		const mpt__traced *value = &trace->values[i];
+		if (value->storage == tensor->storage && value->offset == tensor->offset)
+			return value->edge;
+	}
+	return mpt__tracing_source(trace, tensor);
+}
+
+/* ==== Listening ==== */
+
+static void mpt__tracing_launch(mpt_context *ctx, void *user, const void *what) {
+	mpt__tracing *trace = (mpt__tracing *)user;
+	trace->flop += mpt__launch_cost(ctx, (const mpt__launch *)what).flop;
+}
+
+static void mpt__tracing_user_op(mpt_context *ctx, void *user, const void *what) {
+	(void)ctx, (void)what;
+	((mpt__tracing *)user)->user_ops++;
+}
+
+/* The module whose activation a layer has taken into its own call: the next one beside it. */
+static const mpt__module *mpt__tracing_activation(
+	mpt_context *ctx, const mpt__module *module, int activation) {
+	const mpt__module *above =
+		module && module->parent ? mpt__module_slot(ctx, module->parent) : NULL;
+	for (int64_t i = 0; above && i + 1 < above->child_count; i++) {
+		const mpt__module *next = mpt__module_slot(ctx, above->children[i + 1].slot);
+		if (above->children[i].slot == module->id.slot &&
+			mpt__layer_rows[next->layer].activation == activation)
+			return next;
+	}
+	return module;
+}
+
+/* The last node's results, through an activation that was part of its call, as a node behind it. */
+static void mpt__tracing_activate(
+	mpt__tracing *trace, const mpt__frame *frame, const mpt__module *module, int activation) {
+	static const char *const names[] = {"none", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid"};
+	mpt_context *ctx = trace->context;
+	const mpt__module *layer = mpt__tracing_activation(ctx, module, activation);
+	mpt_node *node = mpt__tracing_node(trace, MPT_NODE_OP, names[activation],
+		mpt__tracing_path(trace, layer), layer ? layer->cls.name : "");
+	if (!node) return;
+	node->inputs = 1;
+	node->input[0].node = (int)trace->graph->count - 2;
+	mpt__tracing_output(trace, frame->out[0]);
+}
+
+static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
+	mpt__tracing *trace = (mpt__tracing *)user;
+	const mpt__frame *frame = (const mpt__frame *)what;
+	const bool own = frame->op == MPT__OP_user;
+	mpt_edge input[MPT__MAX_INPUTS];
+	if (own) trace->user_ops--;
+	if (trace->user_ops > 0) return;
+	mpt__wait_no_more(ctx); /* a convolution, which a norm would take in its own launch */
+	for (int i = 0; i < frame->n_in; i++) input[i] = mpt__tracing_find(trace, frame->in[i]);
+	const mpt__op *op = own ? (const mpt__op *)mpt__object_slot(
+								  ctx, MPT__USER_OP, (uint32_t)frame->attributes->index[0])
+							: NULL;
+	const int activation = own            ? MPT_ACTIVATION_NONE
+		: frame->op == MPT__OP_batch_norm ? frame->attributes->index[2] != 0 /* relu */
+										  : frame->attributes->activation;
+	const mpt__module *module = ctx->module ? mpt__module_slot(ctx, ctx->module) : NULL;
+	mpt_node *node = mpt__tracing_node(trace, own ? MPT_NODE_USER_OP : MPT_NODE_OP,
+		op ? op->cls.name : frame->row->name, mpt__tracing_path(trace, module),
+		module ? module->cls.name : "");
+	if (!node) return;
+	node->compute = frame->compute;
+	node->flop = trace->flop;
+	trace->flop = 0;
+	node->inputs = frame->n_in;
+	for (int i = 0; i < frame->n_in; i++) node->input[i] = input[i];
+	for (int i = 0; i < frame->n_out; i++)
+		if (frame->out[i]) mpt__tracing_output(trace, frame->out[i]);
+	if (activation && frame->out[0]) mpt__tracing_activate(trace, frame, module, activation);
+}
+
+/* ==== Tracing ==== */
+
+static bool mpt__tracing_inputs(mpt__tracing *trace, const mpt_tensor *inputs, int n_inputs) {
+	for (int i = 0; i < n_inputs; i++) {
+		char name[32];
+		mpt__format_text(name, sizeof name, n_inputs > 1 ? "input%d" : "input", i + 1);
+		const mpt__tensor *tensor = mpt__at(trace->context, inputs[i], "input");
+		if (!tensor || !mpt__tracing_node(trace, MPT_NODE_INPUT, name, "", "")) return false;
+		mpt__tracing_output(trace, tensor);
+	}
+	return mpt__ok(trace->context);
+}
+
+/* Runs the net; its results become nodes. */
+static void mpt__tracing_run(mpt__tracing *trace, mpt_module net, const mpt_tensor *inputs, int n) {
+	mpt_context *ctx = trace->context;
+	mpt_tensor out[MPT__MAX_OUTPUTS];
+	const int n_out = trace->net->cls.n_outputs > 1 ? trace->net->cls.n_outputs : 1;
+	if (n_out > MPT__MAX_OUTPUTS) {
+		mpt__error(ctx, UNSUPPORTED, "a net of %d outputs; expected at most %d", n_out,
+			(int)MPT__MAX_OUTPUTS);
+		return;
+	}
+	if (mpt__listen(ctx, MPT__OP_CALLED, mpt__tracing_op, trace) != MPT_OK ||
+		mpt__listen(ctx, MPT__USER_OP_BEGAN, mpt__tracing_user_op, trace) != MPT_OK ||
+		mpt__listen(ctx, MPT__LAUNCHED, mpt__tracing_launch, trace) != MPT_OK ||
+		mpt_forward_n(net, inputs, n, out, n_out) != MPT_OK)
+		return;
+	for (int i = 0; i < n_out; i++) {
+		const mpt__tensor *result = mpt__live(ctx, out[i]);
+		const mpt_edge edge = mpt__tracing_find(trace, result);
+		char name[32];
+		mpt__format_text(name, sizeof name, n_out > 1 ? "output%d" : "output", i + 1);
+		mpt_node *node = result ? mpt__tracing_node(trace, MPT_NODE_OUTPUT, name, "", "") : NULL;
+		if (!node) continue;
+		node->inputs = 1, node->input[0] = edge;
+		mpt__tracing_output(trace, result);
+	}
+}
+
+/* In inference, with what a forward pass counts as it was. */
+static void mpt__tracing_quietly(mpt__tracing *trace, mpt_module net, const mpt_tensor *in, int n) {
+	mpt_context *ctx = trace->context;
+	const mpt__counters_state now = ctx->now;
+	const mpt__module *found = trace->net;
+	mpt_scope_begin(ctx);
+	mpt_inference_begin(ctx);
+	mpt__modes_begin(ctx, mpt__module_slot(ctx, found->id.slot), false);
+	if (mpt__tracing_inputs(trace, in, n)) mpt__tracing_run(trace, net, in, n);
+	mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__tracing_launch);
+	mpt__listen_no_more(ctx, MPT__USER_OP_BEGAN, mpt__tracing_user_op);
+	mpt__listen_no_more(ctx, MPT__OP_CALLED, mpt__tracing_op);
+	mpt__modes_end(ctx, mpt__module_slot(ctx, found->id.slot));
+	mpt_inference_end(ctx);
+	mpt_scope_end(ctx);
+	ctx->now = now;
+	for (int64_t i = 0; i < trace->count; i++)
+		if (trace->values[i].storage) mpt__storage_release(ctx, trace->values[i].storage);
+	mpt__room_free(ctx, trace->values, trace->capacity);
+}
+
+mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
+	MPT__PLAIN_FLOATS;
+	mpt_context *ctx = net.context;
+	mpt__tracing trace;
+	mpt__zero(trace);
+	trace.context = ctx;
+	trace.net = mpt__module_frozen(net, "mpt_trace");
+	if (!trace.net) return mpt__graph_handle(ctx, NULL);
+	if (!inputs || n_inputs < 1)
+		mpt__error(
+			ctx, ARGUMENT, "expected an array of 1 input or more, got %d", inputs ? n_inputs : 0);
+	else if (ctx->recorder || ctx->in_backward || ctx->sliced || ctx->capturing)
+		mpt__error(ctx, STATE,
+			"a recording, a captured step or a backward pass is under way; trace before it");
+	for (int i = 0; i < n_inputs && mpt__ok(ctx); i++) mpt__at(ctx, inputs[i], "input");
+	if (mpt__ok(ctx))
+		trace.graph = (mpt__graph *)mpt__object_make(ctx, MPT__GRAPH, sizeof *trace.graph);
+	if (!trace.graph) return mpt__graph_handle(ctx, NULL);
+	mpt__tracing_quietly(&trace, net, inputs, n_inputs);
+	if (mpt__ok(ctx)) return mpt__graph_handle(ctx, trace.graph);
+	mpt__object_free(ctx, MPT__GRAPH, trace.graph->id.slot);
+	return mpt__graph_handle(ctx, NULL);
+}
+
+int mpt_graph_count(mpt_graph graph) {
+	const mpt__graph *found = mpt__graph_enter(graph, "mpt_graph_count");
+	return found ? (int)found->count : -1;
+}
+
+const mpt_node *mpt_graph_node(mpt_graph graph, int index) {
+	const mpt__graph *found = mpt__graph_enter(graph, "mpt_graph_node");
+	if (!found) return NULL;
+	if (index >= 0 && index < found->count) return &found->nodes[index];
+	mpt__error(graph.context, ARGUMENT, "node %d: the graph has %lld of them", index, found->count);
+	return NULL;
+}
+
+mpt_status mpt_graph_destroy(mpt_graph graph) {
+	const mpt__graph *found = mpt__graph_enter(graph, "mpt_graph_destroy");
+	if (found) mpt__object_free(graph.context, MPT__GRAPH, found->id.slot);
+	return mpt__status_of(graph.context);
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
+/* ----
  * context.c: contexts: made, destroyed, cleared of errors.
  * ---- */
 
@@ -53682,6 +54063,7 @@ static bool mpt__context_start(mpt_context *ctx) {
 	ctx->objects[MPT__MODULE].destroy = mpt__module_free;
 	ctx->objects[MPT__RECORDING].destroy = mpt__recorder_free;
 	ctx->objects[MPT__CAPTURED].destroy = mpt__captured_free;
+	ctx->objects[MPT__GRAPH].destroy = mpt__graph_end;
 	ctx->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
 	ctx->objects[MPT__SCALER].destroy = mpt__scaler_free;
 	ctx->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
@@ -53726,7 +54108,7 @@ mpt_context *mpt_create(const mpt_config *config) {
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {MPT__LOADER, MPT__DATASET,
 	MPT__CAPTURED, MPT__RECORDING, MPT__EMA, MPT__SCHEDULE, MPT__SCALER, MPT__OPTIMIZER,
-	MPT__MODULE, MPT__USER_OP, MPT__TOKENIZER};
+	MPT__MODULE, MPT__USER_OP, MPT__TOKENIZER, MPT__GRAPH};
 
 static void mpt__destroy_objects(mpt_context *ctx) {
 	for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
@@ -53843,9 +54225,9 @@ MPT__END_FLOAT_CONTROL
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
 	a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
-	step and op where two runs part. tools/mptrain_tools.h: journals for TensorBoard, as CSV and as
-	JSON lines; what is wrong with a training; what this machine does and how fast; profiles as
-	traces for Perfetto.
+	step and op where two runs part; nets as graphs. tools/mptrain_tools.h: journals for
+	TensorBoard, as CSV and as JSON lines; what is wrong with a training; what this machine does and
+	how fast; profiles as traces for Perfetto; nets in tables and pictures; reports.
 */
 
 /* ==== Licence ================================================================================

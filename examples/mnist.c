@@ -4,14 +4,16 @@
  *   make mnist ARGS="--precision bf16"    or fp32, or half: parameters, too, in fp16
  *   make mnist ARGS=--compare             all four, and what each costs and saves
  *   make mnist ARGS="--checkpoint run"    goes on where it was when it was stopped or killed
+ *   make mnist ARGS="--report mnist.html --tensorboard runs"    pages that show it
  *
  * The weights go to mnist.safetensors; the example `digits` shows what they can do.
  * test arguments: --subset 1280 --epochs 1 --checkpoint run --save-every 8 --quiet
  * test arguments: --subset 1280 --epochs 2 --checkpoint run --save-every 8
- * test arguments: --subset 12800 --epochs 2 --json mnist.json */
+ * test arguments: --subset 12800 --epochs 2 --json mnist.json --report r.html --tensorboard runs */
 #define EXAMPLE_GOES_ON
 #include "common.h"
 #include "settings.h"
+#include "watched.h"
 
 enum { OVERFIT_PASSES = 100, LARGE_BATCH = 4096 };
 
@@ -55,6 +57,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
     progress bar = progress_begin(s->compare ? label : "", !s->quiet, s->epochs, batches);
     progress_resume(&bar, ctx);
     mpt_memory_reset_peak(ctx);
+    watched w = watched_open(s, net, optimizer, scaler);
     while (progress_goes_on(&bar, ctx)) {
         mpt_batch b;
         if (!mpt_loader_next(loader, &b)) continue; /* the next call begins an epoch */
@@ -69,6 +72,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
         mpt_scaler_update(scaler);
         mpt_step_end(ctx);
         progress_step(&bar, ctx, scaler);
+        watched_step(&w, &bar);
     }
     const int status = progress_end(&bar, ctx, "mnist");
     if (status != 0) return status;
@@ -84,6 +88,7 @@ static int train(mpt_context *ctx, const settings *s, run_report *report) {
     lc.shuffle = false;
     mpt_loader tests = mpt_loader_create(ctx, s->overfit ? digits_used : data.test, &lc);
     report->test_accuracy = mpt_evaluate(net, tests, autocast).accuracy;
+    if (!watched_close(&w, tests)) return fail("mnist", EXIT_BAD_INPUT, "cannot write the report");
     if (!s->compare && !s->overfit) mpt_save(net, "mnist.safetensors");
     return mpt_failed(ctx) ? fail_with_error("mnist", ctx) : 0;
 }
@@ -129,14 +134,10 @@ int main(int argc, char **argv) {
     memset(reports, 0, sizeof reports);
     if (!settings_parse(&s, argc, argv, error, sizeof error))
         return fail("mnist", EXIT_BAD_INPUT, "%s", error);
-    if (s.help) options_help("mnist", settings_rows, SETTINGS_ROWS, stdout);
-    if (s.help) return 0;
+    if (s.help) return options_help("mnist", settings_rows, SETTINGS_ROWS, stdout), 0;
     FILE *json = s.json ? fopen(s.json, "w") : NULL;
     if (s.json && !json) return fail("mnist", EXIT_BAD_INPUT, "%s: cannot be written", s.json);
-    if (s.compare)
-        status = compare(s, reports, &count);
-    else
-        status = run(&s, &reports[count++]);
+    status = s.compare ? compare(s, reports, &count) : run(&s, &reports[count++]);
     if (status == 0 && !s.compare)
         printf("%s accuracy: %.2f %%\n", s.overfit ? "One batch" : "Test",
                100.0 * reports[0].test_accuracy);

@@ -8,7 +8,7 @@
 typedef struct settings {
     int64_t precision, optimizer, epochs, batch, seed, threads, device, subset;
     double lr;
-    const char *data, *json;
+    const char *data, *json, *report, *tensorboard;
     bool overfit, compare, quiet, help;
 } settings;
 
@@ -29,6 +29,10 @@ static const option_row settings_rows[] = {
      "can it learn one by heart?"},
     {"--compare", OPTION_FLAG, SETTING(compare), NULL, 0, 0, "every precision, side by side"},
     {"--quiet", OPTION_FLAG, SETTING(quiet), NULL, 0, 0, "the result only"},
+    {"--report", OPTION_TEXT, SETTING(report), NULL, 0, 0,
+     "HTML file that shows the training, while it runs, too"},
+    {"--tensorboard", OPTION_TEXT, SETTING(tensorboard), NULL, 0, 0,
+     "folder of logs for TensorBoard"},
     {"--json", OPTION_TEXT, SETTING(json), NULL, 0, 0, "file for the results"},
     {"--help", OPTION_FLAG, SETTING(help), NULL, 0, 0, "this list"}};
 enum { SETTINGS_ROWS = sizeof settings_rows / sizeof settings_rows[0] };

@@ -8,6 +8,7 @@
 #include "data/text.c"
 #include "graph/capture.c"
 #include "watch/profile.c"
+#include "watch/trace.c"
 
 int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -141,6 +142,7 @@ static bool mpt__context_start(mpt_context *ctx) {
     ctx->objects[MPT__MODULE].destroy = mpt__module_free;
     ctx->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     ctx->objects[MPT__CAPTURED].destroy = mpt__captured_free;
+    ctx->objects[MPT__GRAPH].destroy = mpt__graph_end;
     ctx->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
     ctx->objects[MPT__SCALER].destroy = mpt__scaler_free;
     ctx->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
@@ -185,7 +187,7 @@ mpt_context *mpt_create(const mpt_config *config) {
 /* In this order workers stop before what they read goes, and optimizers before parameters. */
 static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {MPT__LOADER, MPT__DATASET,
     MPT__CAPTURED, MPT__RECORDING, MPT__EMA, MPT__SCHEDULE, MPT__SCALER, MPT__OPTIMIZER,
-    MPT__MODULE, MPT__USER_OP, MPT__TOKENIZER};
+    MPT__MODULE, MPT__USER_OP, MPT__TOKENIZER, MPT__GRAPH};
 
 static void mpt__destroy_objects(mpt_context *ctx) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {

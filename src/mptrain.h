@@ -186,6 +186,7 @@ MPT__BEGIN_COLD
 #include "watch/cost.c"
 #include "watch/profile.c"
 #include "watch/flight.c"
+#include "watch/trace.c"
 #include "context.c"
 MPT__END_REGION
 #endif

@@ -941,6 +941,21 @@ TEST(captured_steps) {
     mpt_destroy(ctx);
 }
 
+/* ==== The net seen: what a forward pass computes */
+TEST(a_net_seen) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 3, 4), mpt_nn_relu(ctx), MPT_END);
+    mpt_tensor x = mpt_zeros(ctx, MPT_F32, MPT_SHAPE(8, 3));
+    mpt_graph graph = mpt_trace(net, &x, 1);
+    for (int i = 0; i < mpt_graph_count(graph); i++) {
+        const mpt_node *node = mpt_graph_node(graph, i);
+        if (node->kind == MPT_NODE_OP && strcmp(node->name, "relu") == 0) /* reads node->input[0] */
+            CHECK(node->shape[0].dim[1] == 4 && strcmp(node->module, "1") == 0);
+    }
+    mpt_graph_destroy(graph);
+    mpt_destroy(ctx);
+}
+
 /* ==== Fit: a whole training with validation, progress and an early end; then what it is worth */
 static bool show_epoch(void *user, const mpt_progress *progress) {
     double *best = (double *)user;
@@ -1306,6 +1321,7 @@ TEST_TABLE = {T(basic_types),
               T(metrics_flight),
 #endif
               T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),
+              T_UNLESS(MPTRAIN_NO_WATCH, a_net_seen),
               T_UNLESS(MPTRAIN_NO_FIT, fit),
               T_UNLESS(MPTRAIN_NO_CONV, convolution),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_and_pooling),

@@ -8,7 +8,7 @@
     T(norms), T(recurrent_ops), T(recurrent_layers), T(pooling), T(module_trees), T(user_ops), \
     T(convolutions), T(optimizers), T(averages), T(scalers), T(datasets), T(tables), T(arrays), \
     T(pictures), T(texts), T(loaders), T(files), T(inspection), T(captured_steps), \
-    T(own_optimizers), T(lbfgs_optimizers), T(muon_optimizers), T(fits)
+    T(own_optimizers), T(lbfgs_optimizers), T(muon_optimizers), T(fits), T(graphs)
 static const test_entry all_cases[] = {ALL_CASES};
 
 /* A program may round otherwise, flush denormals, have exceptions trap: no error is another, and

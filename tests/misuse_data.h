@@ -593,6 +593,25 @@ TEST(captured_steps) {
 }
 
 #ifndef MPTRAIN_NO_WATCH
+TEST(graphs) {
+    mpt_context *c = f.context;
+    mpt_module net = mpt_nn_relu(c);
+    mpt_graph graph = mpt_trace(net, &f.x, 1), none = {NULL, 0, 0}, stale = graph;
+    MODULE(mpt_trace, mpt_trace(h_, &f.x, 1));
+    CASE(mpt_trace, ARGUMENT, "an array of 1 input or more, got 0", mpt_trace(net, NULL, 1));
+    CASE(mpt_trace, ARGUMENT, "got -1", mpt_trace(net, &f.x, -1));
+    CASE(mpt_trace, BAD_HANDLE, "input: tensor made in step", mpt_trace(net, &f.stale, 1));
+    CASE(mpt_trace, BAD_HANDLE, "belongs to another context", mpt_trace(net, &f.foreign, 1));
+    CASE(mpt_trace, STATE, "a recording, a captured step or a backward", mpt_record_begin(c);
+         mpt_trace(net, &f.x, 1));
+    CASE(mpt_graph_node, ARGUMENT, "node -1: the graph has 3 of them", mpt_graph_node(graph, -1));
+    CASE(mpt_graph_node, ARGUMENT, "node 3: the graph has 3", mpt_graph_node(graph, 3));
+    mpt_graph_destroy(graph);
+    OBJECT(mpt_graph_count, mpt_graph, none, stale, CHECK_EQ_INT(mpt_graph_count(h_), -1));
+    OBJECT(mpt_graph_node, mpt_graph, none, stale, CHECK(!mpt_graph_node(h_, 0)));
+    OBJECT(mpt_graph_destroy, mpt_graph, none, stale, mpt_graph_destroy(h_));
+}
+
 static mpt_status own_update(mpt_context *c, const mpt_user_update *u, void *user) {
     (void)c, (void)u, (void)user;
     return MPT_OK;
@@ -645,6 +664,12 @@ TEST(muon_optimizers) {
     CASE(mpt_muon, ARGUMENT, "begins with no parameter", mpt_muon(f.net, &config));
 }
 #else
+TEST(graphs) {
+    cover("mpt_trace"), cover("mpt_graph_count"), cover("mpt_graph_node");
+    cover("mpt_graph_destroy");
+    SKIP("mpt_trace: built with MPTRAIN_NO_WATCH");
+}
+
 TEST(muon_optimizers) {
     cover("mpt_muon"), cover("mpt_muon_config_default");
     SKIP("mpt_muon: built with MPTRAIN_NO_WATCH");

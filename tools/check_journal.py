@@ -20,7 +20,8 @@ from tensorboard.util import tensor_util
 
 def rows_of(path):
     """The entries of the JSON file by kind, tag and order."""
-    kinds = {"value": "scalars", "text": "tensors", "count": "histograms", "width": "images"}
+    kinds = {"value": "scalars", "text": "tensors", "count": "histograms", "width": "images",
+             "graph_bytes": "graph"}
     found = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -69,12 +70,27 @@ def compare(kind, event, row):
         assert png_size(event.encoded_image_string) == want, row
 
 
+def check_graph(graph):
+    """Every node has a name of its own, and reads nodes before it."""
+    names = set()
+    for node in graph.node:
+        assert node.name not in names and node.op, node
+        assert all(name.partition(":")[0] in names for name in node.input), node
+        assert node.attr["_output_shapes"].list.shape, node
+        names.add(node.name)
+    assert names
+    print(f"a graph of {len(names)} nodes")
+
+
 def main(folder, jsonl, table=None):
     sizes = dict.fromkeys(("scalars", "histograms", "images", "tensors", "compressedHistograms"), 0)
     events = event_accumulator.EventAccumulator(folder, size_guidance=sizes)
     events.Reload()
     want = rows_of(jsonl)
     count = 0
+    for key in [key for key in want if key[0] == "graph"]:
+        count += len(want.pop(key))
+        check_graph(events.Graph())
     for (kind, tag), rows in want.items():
         read = {"scalars": events.Scalars, "histograms": events.Histograms,
                 "images": events.Images, "tensors": events.Tensors}[kind]

@@ -42,6 +42,18 @@
 
    mpt_trace_write makes a file for ui.perfetto.dev of what mpt_profile_begin has kept.
 
+   mpt_trace of mptrain.h sees what a net computes; here that becomes a table with shapes and
+   parameters (mpt_graph_summary), a picture (mpt_graph_svg, or mpt_graph_dot for Graphviz), and
+   what TensorBoard draws (mpt_journal_graph). A report is a training as one page of HTML:
+
+	   mpt_report *report = mpt_report_open("report.html", NULL);
+	   config.progress = mpt_report_fit, config.user = report;
+	   mpt_fit(net, optimizer, train, &config);
+	   mpt_report_net(report, net, mpt_trace(net, &x, 1)); // drawn, weights, gradients, filters
+	   mpt_report_close(report);
+
+   which a browser shows while the training runs, too.
+
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
 /* ----
  * tools/face/journal.h: what a journal is, and how it is written.
@@ -71,12 +83,14 @@ extern "C" {
 
 typedef struct mpt_journal mpt_journal;
 
-/* What a journal is told: one number, a text, a distribution of numbers, a picture. */
+/* What a journal is told: one number, a text, a distribution of numbers, a picture,
+   a net. */
 typedef enum mpt_journal_kind {
 	MPT_JOURNAL_SCALAR = 0,
 	MPT_JOURNAL_TEXT,
 	MPT_JOURNAL_HISTOGRAM,
-	MPT_JOURNAL_IMAGE
+	MPT_JOURNAL_IMAGE,
+	MPT_JOURNAL_GRAPH
 } mpt_journal_kind;
 
 /* How numbers are spread: counts[i] of `bins` are between limits[i - 1], or min, and limits[i]. */
@@ -98,6 +112,8 @@ typedef struct mpt_journal_entry {
 	const unsigned char *png;     /* of an image: a file of that format; else NULL */
 	size_t png_bytes;             /* of that file */
 	int width, height, channels;  /* of an image, else 0 */
+	const unsigned char *graph;   /* of a net: a message of the type tensorflow.GraphDef; else NULL */
+	size_t graph_bytes;           /* of that message */
 } mpt_journal_entry;
 
 typedef struct mpt_journal_config {
@@ -154,6 +170,10 @@ MPTRAIN_TOOLS_API mpt_status mpt_journal_image(
 /* The same from bytes [height, width, channels]. */
 MPTRAIN_TOOLS_API mpt_status mpt_journal_pixels(mpt_journal *journal, const char *tag, int64_t step,
 	const unsigned char *pixels, int width, int height, int channels);
+
+/* The net that mpt_trace has seen, at step 0 under the tag "graph": TensorBoard draws it. Files get
+   it once more where a journal that goes on is told again. */
+MPTRAIN_TOOLS_API mpt_status mpt_journal_graph(mpt_journal *journal, mpt_graph graph);
 
 /* For mpt_fit_config.progress, with the journal as `user`: logs loss, lr, scale, skipped, grad_norm
    (where there is one), steps_per_second, waiting (seconds) and memory (bytes) of each step, and
@@ -362,6 +382,85 @@ extern "C" {
    of the context. */
 MPTRAIN_TOOLS_API mpt_status mpt_trace_write(
 	mpt_context *context, const char *path, char *why, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
+ * tools/face/graph.h: a net in a table and in pictures.
+ * ---- */
+#ifndef MPT__FACE_GRAPH_INCLUDED
+#define MPT__FACE_GRAPH_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== The net seen ====
+ *
+ * What mpt_trace has seen of a net, for people. */
+
+/* The modules of the net that was traced, nested ones indented, with what they gave and how many
+   parameters they have; then totals: trainable, frozen, bytes, FLOP of a forward pass. Writes at
+   most `capacity` bytes, the last one 0, and returns the length of the whole text; 0 on error. */
+MPTRAIN_TOOLS_API size_t mpt_graph_summary(
+	mpt_graph graph, mpt_module net, char *text, size_t capacity);
+/* A file for Graphviz: `dot -Tpdf net.dot`. Boxes are ops, with shapes, dtypes and numbers of
+   parameters, in frames of their modules. MPT_ERROR_IO where the file cannot be written. */
+MPTRAIN_TOOLS_API mpt_status mpt_graph_dot(mpt_graph graph, const char *path);
+/* The same as a picture that browsers show, light or dark as they are; without Graphviz. */
+MPTRAIN_TOOLS_API mpt_status mpt_graph_svg(mpt_graph graph, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
+ * tools/face/report.h: a training as one page.
+ * ---- */
+#ifndef MPT__FACE_REPORT_INCLUDED
+#define MPT__FACE_REPORT_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Reports ====
+ *
+ * One HTML file without references outside, light or dark as the reader's system is, that a phone
+ * shows as well: how loss, accuracy, rate, scale, norms, speed and memory went, how weights and
+ * gradients are spread, the first filters, confusions, the net drawn. It is rewritten while the
+ * training runs, and a browser that shows it loads it anew until it is closed. However long a
+ * training is, the file stays below 1 MB. */
+
+typedef struct mpt_report mpt_report;
+
+typedef struct mpt_report_config {
+	const char *title; /* "Training" */
+	double seconds;    /* 2; the file is written at most so often while a training runs */
+} mpt_report_config;
+MPTRAIN_TOOLS_API mpt_report_config mpt_report_config_default(void);
+
+/* Begins a report, whose file is there at once; NULL config means defaults. NULL only without
+   memory or path; where the file cannot be written, mpt_report_close says so. */
+MPTRAIN_TOOLS_API mpt_report *mpt_report_open(const char *path, const mpt_report_config *config);
+/* Writes the file for the last time, as one of a training that has ended, and ends the report; NULL
+   is allowed. MPT_ERROR_IO where the file could not be written. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_close(mpt_report *report);
+/* For mpt_fit_config.progress, with the report as `user`. Returns true. */
+MPTRAIN_TOOLS_API bool mpt_report_fit(void *report, const mpt_progress *progress);
+/* Draws the net (graph: of mpt_trace; the null handle leaves that out) and how its weights, and
+   gradients where there are some, are spread now, its filters, and memory by kind. Waits for the
+   device. Call it again to show later ones. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_net(mpt_report *report, mpt_module net, mpt_graph graph);
+/* Of mpt_confusion: counts[true class * classes + guess], of 2 to 40 classes. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_confusion(
+	mpt_report *report, const int64_t *counts, int classes);
+/* Bars under a title, such as seconds by op of a profiler; the first 24, in up to 6 panels. The
+   same title again replaces its panel. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_bars(mpt_report *report, const char *title,
+	const char *const *names, const double *values, int count, const char *unit);
 
 #ifdef __cplusplus
 }
@@ -1033,6 +1132,7 @@ enum {
 	MPT__TOOLS_EVENT_TIME = 1,
 	MPT__TOOLS_EVENT_STEP = 2,
 	MPT__TOOLS_EVENT_VERSION = 3,
+	MPT__TOOLS_EVENT_GRAPH = 4,
 	MPT__TOOLS_EVENT_SUMMARY = 5,
 	MPT__TOOLS_SUMMARY_VALUE = 1,
 	MPT__TOOLS_VALUE_TAG = 1,
@@ -1089,6 +1189,10 @@ static void mpt__tools_put_event(
 		return;
 	}
 	mpt__tools_put_int_field(to, MPT__TOOLS_EVENT_STEP, entry->step);
+	if (entry->kind == MPT_JOURNAL_GRAPH) {
+		mpt__tools_put_bytes_field(to, MPT__TOOLS_EVENT_GRAPH, entry->graph, entry->graph_bytes);
+		return;
+	}
 	const size_t summary = mpt__tools_message_begin(to, MPT__TOOLS_EVENT_SUMMARY);
 	const size_t value = mpt__tools_message_begin(to, MPT__TOOLS_SUMMARY_VALUE);
 	mpt__tools_put_text_field(to, MPT__TOOLS_VALUE_TAG, entry->tag);
@@ -1525,6 +1629,9 @@ static void mpt__tools_put_json(mpt__tools_bytes *to, const mpt_journal_entry *e
 		}
 		mpt__tools_put_json_numbers(to, ",\"limits\":", bins->limits, bins->bins);
 		mpt__tools_put_json_numbers(to, ",\"counts\":", bins->counts, bins->bins);
+	} else if (entry->kind == MPT_JOURNAL_GRAPH) {
+		mpt__tools_bytes_put_text(to, ",\"graph_bytes\":");
+		mpt__tools_put_integer(to, (int64_t)entry->graph_bytes);
 	} else {
 		static const char *const names[] = {",\"width\":", ",\"height\":", ",\"channels\":"};
 		const int numbers[] = {entry->width, entry->height, entry->channels};
@@ -3213,6 +3320,1289 @@ mpt_status mpt_trace_write(mpt_context *ctx, const char *path, char *why, size_t
 	mpt__tools_bytes_free(&name);
 	mpt__tools_release(trace);
 	return status;
+}
+
+/* ----
+ * tools/graph.c: a traced net as a table and for Graphviz.
+ * ---- */
+
+/* ==== Text into bytes ==== */
+
+/* As mpt__tools_note_add; one call makes at most 1,000 characters. */
+MPT__TOOLS_FORMAT(2)
+static void mpt__tools_put_format(mpt__tools_bytes *to, const char *format, ...) {
+	char text[1001];
+	mpt__tools_note note = mpt__tools_note_begin(text, sizeof text);
+	va_list arguments;
+	va_start(arguments, format);
+	mpt__tools_note_list(&note, format, &arguments);
+	va_end(arguments);
+	mpt__tools_bytes_put_text(to, text);
+}
+
+/* A text as XML and HTML have it. What cannot stand there is left out. */
+static void mpt__tools_put_escaped(mpt__tools_bytes *to, const char *text) {
+	for (; *text; text++) {
+		const char *word = *text == '&' ? "&amp;"
+			: *text == '<'              ? "&lt;"
+			: *text == '>'              ? "&gt;"
+			: *text == '"'              ? "&quot;"
+			: *text == '\''             ? "&#39;"
+										: NULL;
+		if (word)
+			mpt__tools_bytes_put_text(to, word);
+		else if ((unsigned char)*text >= 32)
+			mpt__tools_bytes_put(to, text, 1);
+	}
+}
+
+/* Replaces a file as a whole: who reads it sees the old one or the new one. */
+static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
+	mpt__tools_bytes name = {NULL, 0, 0, false};
+	mpt__tools_bytes_put_text(&name, path);
+	mpt__tools_bytes_put(&name, ".new", 5);
+	const char *beside = (const char *)name.data;
+	FILE *file = name.failed || bytes->failed ? NULL : mpt__tools_file_open(beside, "wb");
+	bool fine = file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size;
+	if (file && fclose(file) != 0) fine = false;
+	fine = fine && mpt__tools_file_move(beside, path) == 0;
+	if (file && !fine) mpt__tools_file_remove(beside);
+	const mpt_status status = fine     ? MPT_OK
+		: name.failed || bytes->failed ? MPT_ERROR_MEMORY
+									   : MPT_ERROR_IO;
+	mpt__tools_bytes_free(&name);
+	return status;
+}
+
+/* ==== Words ==== */
+
+static int64_t mpt__tools_shape_numel(const mpt_shape *shape) {
+	int64_t count = 1;
+	for (int i = 0; i < shape->rank; i++) count *= shape->dim[i];
+	return count;
+}
+
+static void mpt__tools_note_shape(mpt__tools_note *note, const mpt_shape *shape) {
+	mpt__tools_note_char(note, '[');
+	for (int i = 0; i < shape->rank; i++)
+		mpt__tools_note_add(note, "%s%lld", i ? ", " : "", (long long)shape->dim[i]);
+	mpt__tools_note_char(note, ']');
+}
+
+/* 1234567 as 1,234,567. */
+static void mpt__tools_note_count(mpt__tools_note *note, int64_t count) {
+	char text[32];
+	mpt__tools_note digits = mpt__tools_note_begin(text, sizeof text);
+	mpt__tools_note_add(&digits, "%lld", (long long)count);
+	for (size_t i = 0; i < digits.length; i++) {
+		if (i > 0 && (digits.length - i) % 3 == 0) mpt__tools_note_char(note, ',');
+		mpt__tools_note_char(note, text[i]);
+	}
+}
+
+/* Whether a node has a box: what modules hold is told in the boxes that read it. */
+static bool mpt__tools_node_shown(const mpt_node *node) {
+	return node->kind != MPT_NODE_PARAMETER && node->kind != MPT_NODE_BUFFER;
+}
+
+/* Elements of the parameters that a node reads. */
+static int64_t mpt__tools_node_parameters(mpt_graph graph, const mpt_node *node) {
+	int64_t count = 0;
+	for (int i = 0; i < node->inputs; i++) {
+		const mpt_node *from =
+			node->input[i].node < 0 ? NULL : mpt_graph_node(graph, node->input[i].node);
+		if (from && from->kind == MPT_NODE_PARAMETER)
+			count += mpt__tools_shape_numel(&from->shape[0]);
+	}
+	return count;
+}
+
+/* "[32, 128] float32". */
+static void mpt__tools_node_result(const mpt_node *node, char *text, size_t size) {
+	mpt__tools_note note = mpt__tools_note_begin(text, size);
+	for (int i = 0; i < node->outputs; i++) {
+		if (i > 0) mpt__tools_note_add(&note, ", ");
+		mpt__tools_note_shape(&note, &node->shape[i]);
+		mpt__tools_note_add(&note, " %s", mpt_dtype_name(node->dtype[i]));
+	}
+}
+
+/* "1,290 parameters", and in what a product computes where that is not its result's dtype. */
+static void mpt__tools_node_more(mpt_graph graph, const mpt_node *node, char *text, size_t size) {
+	mpt__tools_note note = mpt__tools_note_begin(text, size);
+	const int64_t parameters = mpt__tools_node_parameters(graph, node);
+	if (parameters > 0) {
+		mpt__tools_note_count(&note, parameters);
+		mpt__tools_note_add(&note, " parameters");
+	}
+	if (node->compute != MPT_DTYPE_NONE && node->compute != MPT_F32)
+		mpt__tools_note_add(
+			&note, "%sin %s", note.length ? ", " : "", mpt_dtype_name(node->compute));
+}
+
+/* Whether `path` is `above` or below it; "" is above all. */
+static bool mpt__tools_path_within(const char *path, const char *above) {
+	const size_t length = strlen(above);
+	if (length == 0) return true;
+	return strncmp(path, above, length) == 0 && (path[length] == '\0' || path[length] == '.');
+}
+
+/* ==== The table ==== */
+
+typedef struct {
+	int64_t trainable, frozen;
+	double bytes, flop;
+} mpt__tools_totals;
+
+static mpt__tools_totals mpt__tools_graph_totals(mpt_graph graph, mpt_module net) {
+	mpt__tools_totals totals = {0, 0, 0, 0};
+	char path[1024];
+	const int parameters = mpt_parameter_count(net), nodes = mpt_graph_count(graph);
+	for (int i = 0; i < parameters; i++) {
+		const mpt_tensor tensor = mpt_parameter_at(net, i, path, sizeof path);
+		const mpt_shape shape = mpt_get_shape(tensor);
+		const int64_t count = mpt__tools_shape_numel(&shape);
+		*(mpt_get_requires_grad(tensor) ? &totals.trainable : &totals.frozen) += count;
+		totals.bytes += (double)count * (double)mpt_dtype_size(mpt_get_dtype(tensor));
+	}
+	for (int i = 0; i < nodes; i++) totals.flop += mpt_graph_node(graph, i)->flop;
+	return totals;
+}
+
+/* What a module gave last; "not called" where no op is in it. */
+static void mpt__tools_module_result(mpt_graph graph, const char *path, char *text, size_t size) {
+	mpt__tools_note note = mpt__tools_note_begin(text, size);
+	for (int i = mpt_graph_count(graph); i-- > 0;) {
+		const mpt_node *node = mpt_graph_node(graph, i);
+		const bool op = node->kind == MPT_NODE_OP || node->kind == MPT_NODE_USER_OP;
+		if (!op || !mpt__tools_path_within(node->module, path)) continue;
+		mpt__tools_note_shape(&note, &node->shape[0]);
+		return;
+	}
+	mpt__tools_note_add(&note, "-");
+}
+
+static void mpt__tools_summary_line(
+	mpt__tools_note *note, mpt_graph graph, mpt_module module, const char *path) {
+	char name[200], result[200], count[40];
+	mpt__tools_note line = mpt__tools_note_begin(name, sizeof name);
+	const char *own = path;
+	int depth = path[0] != '\0';
+	for (const char *c = path; *c; c++)
+		if (*c == '.') depth++, own = c + 1;
+	for (int i = 0; i < depth && i < 20; i++) mpt__tools_note_add(&line, "  ");
+	mpt__tools_note_add(&line, *own ? "%s (%s)" : "%s%s", own, mpt_module_kind(module));
+	mpt__tools_module_result(graph, path, result, sizeof result);
+	mpt__tools_note number = mpt__tools_note_begin(count, sizeof count);
+	mpt__tools_note_count(&number, mpt_parameter_numel(module));
+	mpt__tools_note_add(note, "%-40s  %-22s %14s\n", name, result, count);
+}
+
+size_t mpt_graph_summary(mpt_graph graph, mpt_module net, char *text, size_t capacity) {
+	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
+	const int modules = mpt_graph_count(graph) < 0 ? -1 : mpt_module_count(net);
+	if (modules < 0) return 0;
+	mpt__tools_note_add(&note, "%-40s  %-22s %14s\n", "module (kind)", "output", "parameters");
+	for (int i = 0; i < modules; i++) {
+		char path[1024];
+		const mpt_module module = mpt_module_at(net, i, path, sizeof path);
+		mpt__tools_summary_line(&note, graph, module, path);
+	}
+	const mpt__tools_totals totals = mpt__tools_graph_totals(graph, net);
+	mpt__tools_note_add(&note, "parameters: ");
+	mpt__tools_note_count(&note, totals.trainable + totals.frozen);
+	mpt__tools_note_add(&note, ", trainable ");
+	mpt__tools_note_count(&note, totals.trainable);
+	mpt__tools_note_add(&note, ", frozen ");
+	mpt__tools_note_count(&note, totals.frozen);
+	mpt__tools_note_add(&note, "; ");
+	mpt__tools_note_count(&note, (int64_t)totals.bytes);
+	mpt__tools_note_add(&note, " bytes\nforward pass: %.4g FLOP\n", totals.flop);
+	return note.length;
+}
+
+/* ==== Graphviz ==== */
+
+/* Within the quotes of a label or name. */
+static void mpt__tools_put_quoted(mpt__tools_bytes *to, const char *text) {
+	for (; *text; text++) {
+		if (*text == '"' || *text == '\\') mpt__tools_bytes_put(to, "\\", 1);
+		if ((unsigned char)*text >= 32) mpt__tools_bytes_put(to, text, 1);
+	}
+}
+
+static void mpt__tools_dot_node(mpt__tools_bytes *to, mpt_graph graph, int index) {
+	const mpt_node *node = mpt_graph_node(graph, index);
+	char result[640], more[100];
+	if (!mpt__tools_node_shown(node)) return;
+	mpt__tools_node_result(node, result, sizeof result);
+	mpt__tools_node_more(graph, node, more, sizeof more);
+	mpt__tools_put_format(to, "n%lld [label=\"", (long long)index);
+	mpt__tools_put_quoted(to, node->name);
+	mpt__tools_put_format(to, "\\n%s", result);
+	mpt__tools_put_format(to, "%s%s\"%s];\n", more[0] ? "\\n" : "", more,
+		node->kind == MPT_NODE_OP || node->kind == MPT_NODE_USER_OP ? "" : ", style=rounded");
+}
+
+/* The nodes of a module, and in a frame each those of the modules below it. */
+static void mpt__tools_dot_group(
+	mpt__tools_bytes *to, mpt_graph graph, const char *above, int depth) {
+	const int count = mpt_graph_count(graph);
+	for (int i = 0; i < count; i++) {
+		const mpt_node *node = mpt_graph_node(graph, i);
+		char group[1024];
+		if (strcmp(node->module, above) == 0) mpt__tools_dot_node(to, graph, i);
+		if (!mpt__tools_node_shown(node) || !mpt__tools_path_within(node->module, above) ||
+			strcmp(node->module, above) == 0)
+			continue;
+		const size_t length = strlen(above) + (above[0] != '\0');
+		const size_t whole = length + strcspn(node->module + length, ".");
+		if (whole >= sizeof group || depth > 200) continue;
+		memcpy(group, node->module, whole);
+		group[whole] = '\0';
+		int first = 0;
+		while (!mpt__tools_node_shown(mpt_graph_node(graph, first)) ||
+			!mpt__tools_path_within(mpt_graph_node(graph, first)->module, group))
+			first++;
+		if (first < i) continue; /* its frame is drawn */
+		mpt__tools_put_format(
+			to, "subgraph cluster_%lld_%lld { label=\"", (long long)depth, (long long)i);
+		mpt__tools_put_quoted(to, group + length);
+		mpt__tools_put_format(to, "\";\n");
+		mpt__tools_dot_group(to, graph, group, depth + 1);
+		mpt__tools_put_format(to, "}\n");
+	}
+}
+
+mpt_status mpt_graph_dot(mpt_graph graph, const char *path) {
+	mpt__tools_bytes to = {NULL, 0, 0, false};
+	const int count = mpt_graph_count(graph);
+	if (count < 0) return MPT_ERROR_HANDLE;
+	if (!path) return MPT_ERROR_ARGUMENT;
+	mpt__tools_bytes_put_text(&to,
+		"digraph net {\nnode [shape=box, fontname=\"sans-serif\", fontsize=11];\n"
+		"edge [fontname=\"sans-serif\", fontsize=9];\n"
+		"graph [fontname=\"sans-serif\", fontsize=10, color=gray, style=rounded];\n");
+	mpt__tools_dot_group(&to, graph, "", 0);
+	for (int i = 0; i < count; i++) {
+		const mpt_node *node = mpt_graph_node(graph, i);
+		for (int k = 0; k < node->inputs; k++) {
+			const int from = node->input[k].node;
+			if (from < 0 || !mpt__tools_node_shown(mpt_graph_node(graph, from))) continue;
+			mpt__tools_put_format(&to, "n%lld -> n%lld;\n", (long long)from, (long long)i);
+		}
+	}
+	mpt__tools_bytes_put_text(&to, "}\n");
+	const mpt_status status = mpt__tools_file_replace(path, &to);
+	mpt__tools_bytes_free(&to);
+	return status;
+}
+
+/* ----
+ * tools/graph_event.c: a traced net as TensorBoard reads it, a message of the type
+ * tensorflow.GraphDef.
+ * ---- */
+
+enum {
+	MPT__TOOLS_GRAPH_NODE = 1,
+	MPT__TOOLS_NODE_NAME = 1,
+	MPT__TOOLS_NODE_OP = 2,
+	MPT__TOOLS_NODE_INPUT = 3,
+	MPT__TOOLS_NODE_ATTRIBUTE = 5,
+	MPT__TOOLS_ATTRIBUTE_LIST = 1,
+	MPT__TOOLS_ATTRIBUTE_TYPE = 6,
+	MPT__TOOLS_LIST_SHAPE = 7,
+	MPT__TOOLS_SHAPE_DIM = 2
+};
+
+/* tensorflow.DataType of ours; 0: none. */
+static int mpt__tools_tensorflow_type(mpt_dtype dtype) {
+	static const struct {
+		mpt_dtype dtype;
+		int type;
+	} types[] = {{MPT_F32, 1}, {MPT_F64, 2}, {MPT_I32, 3}, {MPT_U8, 4}, {MPT_I64, 9},
+		{MPT_BF16, 14}, {MPT_F16, 19}};
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+		if (types[i].dtype == dtype) return types[i].type;
+	return 0;
+}
+
+/* A name of its own for each node, in which modules are folders: "0/first/conv2d_7". What cannot
+   stand in such a name becomes '_'. */
+static void mpt__tools_node_title(mpt_graph graph, int index, int output, char *text, size_t size) {
+	const mpt_node *node = mpt_graph_node(graph, index);
+	mpt__tools_note note = mpt__tools_note_begin(text, size);
+	const char *own = strrchr(node->name, '.');
+	for (const char *c = node->module; *c; c++) mpt__tools_note_char(&note, *c == '.' ? '/' : *c);
+	if (node->module[0]) mpt__tools_note_char(&note, '/');
+	mpt__tools_note_add(&note, "%s_%lld", own ? own + 1 : node->name, (long long)index);
+	for (char *c = text; *c; c++)
+		if (!(*c >= 'a' && *c <= 'z') && !(*c >= 'A' && *c <= 'Z') && !(*c >= '0' && *c <= '9') &&
+			*c != '/')
+			*c = '_';
+	if (output > 0) mpt__tools_note_add(&note, ":%lld", (long long)output);
+}
+
+/* An attribute's message begins: its key, then its value, which two calls of message_end close. */
+static size_t mpt__tools_attribute_begin(mpt__tools_bytes *to, const char *key, size_t *value) {
+	const size_t attribute = mpt__tools_message_begin(to, MPT__TOOLS_NODE_ATTRIBUTE);
+	mpt__tools_put_text_field(to, 1, key);
+	*value = mpt__tools_message_begin(to, 2);
+	return attribute;
+}
+
+static void mpt__tools_put_node_shapes(mpt__tools_bytes *to, const mpt_node *node) {
+	size_t value;
+	const size_t attribute = mpt__tools_attribute_begin(to, "_output_shapes", &value);
+	const size_t list = mpt__tools_message_begin(to, MPT__TOOLS_ATTRIBUTE_LIST);
+	for (int i = 0; i < node->outputs; i++) {
+		const size_t shape = mpt__tools_message_begin(to, MPT__TOOLS_LIST_SHAPE);
+		for (int d = 0; d < node->shape[i].rank; d++) {
+			const size_t dim = mpt__tools_message_begin(to, MPT__TOOLS_SHAPE_DIM);
+			mpt__tools_put_int_field(to, 1, node->shape[i].dim[d]);
+			mpt__tools_message_end(to, dim);
+		}
+		mpt__tools_message_end(to, shape);
+	}
+	mpt__tools_message_end(to, list);
+	mpt__tools_message_end(to, value);
+	mpt__tools_message_end(to, attribute);
+}
+
+static void mpt__tools_put_node(mpt__tools_bytes *to, mpt_graph graph, int index) {
+	const mpt_node *node = mpt_graph_node(graph, index);
+	const int type = node->outputs > 0 ? mpt__tools_tensorflow_type(node->dtype[0]) : 0;
+	const char *const kinds[] = {"Placeholder", "Parameter", "Buffer", "Const", "", "", "Identity"};
+	char name[1200];
+	const size_t message = mpt__tools_message_begin(to, MPT__TOOLS_GRAPH_NODE);
+	mpt__tools_node_title(graph, index, 0, name, sizeof name);
+	mpt__tools_put_text_field(to, MPT__TOOLS_NODE_NAME, name);
+	mpt__tools_put_text_field(
+		to, MPT__TOOLS_NODE_OP, kinds[node->kind][0] ? kinds[node->kind] : node->name);
+	for (int i = 0; i < node->inputs; i++) {
+		if (node->input[i].node < 0) continue;
+		mpt__tools_node_title(graph, node->input[i].node, node->input[i].output, name, sizeof name);
+		mpt__tools_put_text_field(to, MPT__TOOLS_NODE_INPUT, name);
+	}
+	mpt__tools_put_node_shapes(to, node);
+	if (type > 0) {
+		size_t value;
+		const size_t attribute = mpt__tools_attribute_begin(to, "T", &value);
+		mpt__tools_put_int_field(to, MPT__TOOLS_ATTRIBUTE_TYPE, type);
+		mpt__tools_message_end(to, value);
+		mpt__tools_message_end(to, attribute);
+	}
+	mpt__tools_message_end(to, message);
+}
+
+mpt_status mpt_journal_graph(mpt_journal *journal, mpt_graph graph) {
+	mpt_journal_entry entry;
+	mpt_status status;
+	if (!mpt__tools_journal_begin(journal, &entry, MPT_JOURNAL_GRAPH, "graph", 0, &status))
+		return status;
+	const int count = graph.context ? mpt_graph_count(graph) : -1;
+	if (count < 0) return mpt__tools_journal_tensor_failed(journal, graph.context);
+	mpt__tools_bytes bytes = {NULL, 0, 0, false};
+	for (int i = 0; i < count; i++) mpt__tools_put_node(&bytes, graph, i);
+	entry.graph = bytes.data, entry.graph_bytes = bytes.size;
+	status = bytes.failed
+		? mpt__tools_journal_fail(journal, MPT_ERROR_MEMORY, "out of memory for the ", "graph")
+		: mpt__tools_journal_enter(journal, &entry);
+	mpt__tools_bytes_free(&bytes);
+	return status;
+}
+
+/* ----
+ * tools/drawing.c: a traced net as a picture.
+ *
+ * A node's row is the longest way to it from an input, so that edges go down; its column is that of
+ * the first node that it reads, or the next free one. An edge that passes rows by goes around, in a
+ * lane of its own at the right. Frames are drawn around what a module computes.
+ * ---- */
+
+enum {
+	MPT__TOOLS_BOX_WIDTH = 220,
+	MPT__TOOLS_BOX_HEIGHT = 50,
+	MPT__TOOLS_COLUMN = 260, /* from one to the next */
+	MPT__TOOLS_ROW = 94,
+	MPT__TOOLS_LANE = 16,
+	MPT__TOOLS_EDGE_OF_PICTURE = 40
+};
+
+typedef struct {
+	const mpt_node *node;
+	int row, column; /* row -1: without a box */
+	int readers;     /* boxes that read it */
+} mpt__tools_box;
+
+/* An edge that passes rows by. */
+typedef struct {
+	int from, to, lane;
+} mpt__tools_detour;
+
+typedef struct {
+	mpt_graph graph;
+	int count, rows, columns, lanes, detours;
+	mpt__tools_box *boxes; /* by node */
+	mpt__tools_detour *detour;
+} mpt__tools_drawing;
+
+/* ==== Places ==== */
+
+/* The box that an input comes from; -1: none. */
+static int mpt__tools_box_before(const mpt__tools_drawing *d, int i, int input) {
+	const int from = d->boxes[i].node->input[input].node;
+	return from >= 0 && d->boxes[from].row >= 0 ? from : -1;
+}
+
+static void mpt__tools_drawing_rows(mpt__tools_drawing *d) {
+	for (int i = 0; i < d->count; i++) {
+		mpt__tools_box *box = &d->boxes[i];
+		box->node = mpt_graph_node(d->graph, i);
+		box->row = mpt__tools_node_shown(box->node) ? 0 : -1;
+		for (int k = 0; k < box->node->inputs && box->row >= 0; k++) {
+			const int from = mpt__tools_box_before(d, i, k);
+			if (from < 0) continue;
+			d->boxes[from].readers++;
+			if (d->boxes[from].row + 1 > box->row) box->row = d->boxes[from].row + 1;
+		}
+		if (box->row + 1 > d->rows) d->rows = box->row + 1;
+	}
+	for (int i = d->count; i-- > 0;) { /* constants beside what reads them, not at the top */
+		mpt__tools_box *box = &d->boxes[i];
+		if (box->node->kind != MPT_NODE_CONSTANT) continue;
+		for (int k = i + 1; k < d->count; k++)
+			for (int n = 0; n < d->boxes[k].node->inputs; n++)
+				if (d->boxes[k].node->input[n].node == i && d->boxes[k].row > 0) {
+					box->row = d->boxes[k].row - 1;
+					k = d->count - 1;
+					break;
+				}
+	}
+}
+
+/* `taken` has a place for each row: how many of its columns are, as a node takes the next one. */
+static void mpt__tools_drawing_columns(mpt__tools_drawing *d, int *taken) {
+	for (int i = 0; i < d->count; i++) {
+		mpt__tools_box *box = &d->boxes[i];
+		if (box->row < 0) continue;
+		const int from = box->node->inputs > 0 ? mpt__tools_box_before(d, i, 0) : -1;
+		const int wanted = from >= 0 ? d->boxes[from].column : 0;
+		box->column = wanted > taken[box->row] ? wanted : taken[box->row];
+		taken[box->row] = box->column + 1;
+		if (box->column + 1 > d->columns) d->columns = box->column + 1;
+	}
+}
+
+/* Gives detours lanes, in which none meets another. */
+static void mpt__tools_drawing_lanes(mpt__tools_drawing *d) {
+	for (int i = 0; i < d->count; i++)
+		for (int k = 0; k < d->boxes[i].node->inputs && d->boxes[i].row >= 0; k++) {
+			const int from = mpt__tools_box_before(d, i, k);
+			if (from < 0 || d->boxes[i].row - d->boxes[from].row < 2) continue;
+			mpt__tools_detour detour = {from, i, 0};
+			for (int n = 0; n < d->detours; n++) {
+				const mpt__tools_detour *other = &d->detour[n];
+				if (other->lane != detour.lane || other->from == from ||
+					d->boxes[other->to].row < d->boxes[from].row ||
+					d->boxes[other->from].row > d->boxes[i].row)
+					continue;
+				detour.lane++;
+				n = -1; /* all of them once more */
+			}
+			if (detour.lane + 1 > d->lanes) d->lanes = detour.lane + 1;
+			d->detour[d->detours++] = detour;
+		}
+}
+
+static bool mpt__tools_drawing_make(mpt__tools_drawing *d, mpt_graph graph) {
+	memset(d, 0, sizeof *d);
+	d->graph = graph;
+	d->count = mpt_graph_count(graph);
+	if (d->count < 1) return false;
+	d->boxes = (mpt__tools_box *)mpt__tools_allocate((size_t)d->count * sizeof *d->boxes);
+	if (!d->boxes) return false;
+	size_t inputs = 0;
+	mpt__tools_drawing_rows(d);
+	for (int i = 0; i < d->count; i++) inputs += (size_t)d->boxes[i].node->inputs;
+	int *taken = (int *)mpt__tools_allocate((size_t)d->rows * sizeof *taken);
+	d->detour = (mpt__tools_detour *)mpt__tools_allocate(inputs * sizeof *d->detour);
+	if (taken) mpt__tools_drawing_columns(d, taken);
+	if (d->detour) mpt__tools_drawing_lanes(d);
+	const bool fine = taken && d->detour;
+	mpt__tools_release(taken);
+	return fine;
+}
+
+static void mpt__tools_drawing_free(mpt__tools_drawing *d) {
+	mpt__tools_release(d->boxes);
+	mpt__tools_release(d->detour);
+}
+
+static int mpt__tools_box_x(const mpt__tools_box *box) {
+	return MPT__TOOLS_EDGE_OF_PICTURE + box->column * MPT__TOOLS_COLUMN;
+}
+static int mpt__tools_box_y(const mpt__tools_box *box) {
+	return MPT__TOOLS_EDGE_OF_PICTURE + box->row * MPT__TOOLS_ROW;
+}
+
+/* ==== Parts ==== */
+
+/* At most `most` characters, of which the last three are dots where there were more. */
+static void mpt__tools_put_cut(mpt__tools_bytes *to, const char *text, size_t most) {
+	char cut[80];
+	size_t length = strlen(text), n = length > most ? most - 3 : length;
+	while (n > 0 && length > most && ((unsigned char)text[n] & 0xC0) == 0x80) n--; /* UTF-8 */
+	memcpy(cut, text, n);
+	memcpy(cut + n, length > most ? "..." : "", length > most ? 4 : 1);
+	mpt__tools_put_escaped(to, cut);
+}
+
+static void mpt__tools_svg_text(
+	mpt__tools_bytes *to, int x, int y, const char *style, const char *text, size_t most) {
+	if (!text[0]) return;
+	mpt__tools_put_format(
+		to, "<text x=\"%lld\" y=\"%lld\" class=\"%s\">", (long long)x, (long long)y, style);
+	mpt__tools_put_cut(to, text, most);
+	mpt__tools_put_format(to, "</text>\n");
+}
+
+static void mpt__tools_svg_box(mpt__tools_bytes *to, const mpt__tools_drawing *d, int i) {
+	const mpt__tools_box *box = &d->boxes[i];
+	const mpt_node *node = box->node;
+	const bool op = node->kind == MPT_NODE_OP || node->kind == MPT_NODE_USER_OP;
+	const int x = mpt__tools_box_x(box), y = mpt__tools_box_y(box), middle = x + 110;
+	char result[640], more[100], name[1024];
+	mpt__tools_node_result(node, result, sizeof result);
+	mpt__tools_node_more(d->graph, node, more, sizeof more);
+	mpt__tools_note title = mpt__tools_note_begin(name, sizeof name);
+	mpt__tools_note_add(
+		&title, node->module[0] ? "%s  %s" : "%s%s", node->name, op ? node->module : "");
+	mpt__tools_put_format(to,
+		"<g><title>%s</title><rect x=\"%lld\" y=\"%lld\" width=\"220\" height=\"50\" rx=\"%lld\" "
+		"class=\"%s\"/>\n",
+		result, (long long)x, (long long)y, op ? 6ll : 25ll,
+		node->kind == MPT_NODE_CONSTANT                            ? "mg-constant"
+			: op && mpt__tools_node_parameters(d->graph, node) > 0 ? "mg-layer"
+			: op                                                   ? "mg-op"
+																   : "mg-end");
+	mpt__tools_svg_text(to, middle, y + (more[0] ? 15 : 21), "mg-name", name, 34);
+	mpt__tools_svg_text(to, middle, y + (more[0] ? 30 : 38), "mg-text", result, 38);
+	mpt__tools_svg_text(to, middle, y + 44, "mg-text", more, 40);
+	mpt__tools_put_format(to, "</g>\n");
+}
+
+static void mpt__tools_svg_edge(
+	mpt__tools_bytes *to, const mpt__tools_drawing *d, int from, int i) {
+	const mpt__tools_box *a = &d->boxes[from], *b = &d->boxes[i];
+	const long long x = mpt__tools_box_x(a) + 110, y = mpt__tools_box_y(a) + 50;
+	const long long u = mpt__tools_box_x(b) + 110, v = mpt__tools_box_y(b);
+	mpt__tools_put_format(to,
+		"<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldC%lld %lld %lld %lld "
+		"%lld %lld\"/>\n",
+		x, y, x, y + 22, u, v - 22, u, v - 2);
+}
+
+/* Out below the box, along its lane, and in above the other. */
+static void mpt__tools_svg_detour(
+	mpt__tools_bytes *to, const mpt__tools_drawing *d, const mpt__tools_detour *detour) {
+	const mpt__tools_box *a = &d->boxes[detour->from], *b = &d->boxes[detour->to];
+	const long long x = mpt__tools_box_x(a) + 150, y = mpt__tools_box_y(a) + 50;
+	const long long u = mpt__tools_box_x(b) + 150, v = mpt__tools_box_y(b);
+	const long long lane = MPT__TOOLS_EDGE_OF_PICTURE + (d->columns - 1) * MPT__TOOLS_COLUMN +
+		MPT__TOOLS_BOX_WIDTH + 24 + detour->lane * MPT__TOOLS_LANE;
+	char shape[200];
+	mpt__tools_put_format(to,
+		"<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldv6q0 8 8 8H%lldq8 0 8 "
+		"8V%lldq0 8 -8 8H%lldq-8 0 -8 8v8\"/>\n",
+		x, y, lane - 8, v - 34, u + 8);
+	mpt__tools_note note = mpt__tools_note_begin(shape, sizeof shape);
+	mpt__tools_note_shape(&note, &a->node->shape[0]);
+	mpt__tools_put_format(
+		to, "<text x=\"%lld\" y=\"%lld\" class=\"mg-along\">%s</text>\n", x + 8, y + 11, shape);
+}
+
+/* A frame around the boxes of a module, if it has two or more and this is the first one. */
+static void mpt__tools_svg_frame(
+	mpt__tools_bytes *to, const mpt__tools_drawing *d, int first, size_t length, int depth) {
+	char path[1024];
+	int left = d->columns, right = 0, top = d->rows, bottom = 0, boxes = 0;
+	if (length >= sizeof path) return;
+	memcpy(path, d->boxes[first].node->module, length);
+	path[length] = '\0';
+	for (int i = 0; i < d->count; i++) {
+		const mpt__tools_box *box = &d->boxes[i];
+		if (box->row < 0 || !mpt__tools_path_within(box->node->module, path)) continue;
+		if (i < first) return; /* it is drawn */
+		left = box->column < left ? box->column : left;
+		right = box->column > right ? box->column : right;
+		top = box->row < top ? box->row : top;
+		bottom = box->row > bottom ? box->row : bottom;
+		boxes++;
+	}
+	if (boxes < 2) return;
+	const int out = depth < 5 ? 18 - 3 * depth : 3;
+	const long long x = MPT__TOOLS_EDGE_OF_PICTURE + left * MPT__TOOLS_COLUMN - out;
+	const long long y = MPT__TOOLS_EDGE_OF_PICTURE + top * MPT__TOOLS_ROW - out;
+	mpt__tools_put_format(to,
+		"<rect class=\"mg-frame\" x=\"%lld\" y=\"%lld\" width=\"%lld\" height=\"%lld\" "
+		"rx=\"8\"/>\n",
+		x, y, (long long)(right - left) * MPT__TOOLS_COLUMN + MPT__TOOLS_BOX_WIDTH + 2 * out,
+		(long long)(bottom - top) * MPT__TOOLS_ROW + MPT__TOOLS_BOX_HEIGHT + 2 * out);
+	mpt__tools_svg_text(to, (int)x + 4 + 60 * depth, (int)y - 3, "mg-module", path, 36);
+}
+
+static void mpt__tools_svg_frames(mpt__tools_bytes *to, const mpt__tools_drawing *d) {
+	for (int i = 0; i < d->count; i++) {
+		const char *path = d->boxes[i].node->module;
+		if (d->boxes[i].row < 0 || !path[0]) continue;
+		size_t length = 0;
+		for (int depth = 0; depth < 200; depth++) {
+			length += strcspn(path + length, ".");
+			mpt__tools_svg_frame(to, d, i, length, depth);
+			if (!path[length++]) break;
+		}
+	}
+}
+
+/* ==== The whole ==== */
+
+static const char mpt__tools_svg_style[] =
+	"<style>.mg{background:#fff;font-family:system-ui,sans-serif}.mg rect{stroke:#8a94a6;"
+	"stroke-width:1}.mg-op{fill:#f4f6fa}.mg-layer{fill:#dbe9ff}.mg-end{fill:#dff3e4}"
+	".mg-constant{fill:#fdf0d5}.mg .mg-frame{fill:none;stroke:#b9c0cc;stroke-dasharray:4 3}"
+	".mg-edge{fill:none;stroke:#5b6676;stroke-width:1.3}#mg-tip path{fill:#5b6676}"
+	".mg text{text-anchor:middle;fill:#1d2430;font-size:11px}.mg .mg-name{font-size:13px;"
+	"font-weight:600}.mg .mg-module,.mg .mg-along{text-anchor:start;fill:#6b7686;font-size:10px}"
+	"@media(prefers-color-scheme:dark){.mg{background:#14181f}.mg-op{fill:#232a35}"
+	".mg-layer{fill:#1f3a63}.mg-end{fill:#1f4530}.mg-constant{fill:#4a3b1a}"
+	".mg rect{stroke:#5f6b7d}.mg .mg-frame{stroke:#465062}.mg-edge{stroke:#97a3b6}"
+	"#mg-tip path{fill:#97a3b6}.mg text{fill:#e6eaf0}.mg .mg-module,.mg .mg-along{fill:#97a3b6}}"
+	"</style>\n<defs><marker id=\"mg-tip\" viewBox=\"0 0 8 8\" refX=\"6\" refY=\"4\" "
+	"markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\"/></marker>"
+	"</defs>\n";
+
+/* The svg element; false on error, without memory or of a graph that is none. */
+static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
+	mpt__tools_drawing d;
+	const bool fine = mpt__tools_drawing_make(&d, graph);
+	const long long width = 2 * MPT__TOOLS_EDGE_OF_PICTURE + (d.columns - 1) * MPT__TOOLS_COLUMN +
+		MPT__TOOLS_BOX_WIDTH + d.lanes * MPT__TOOLS_LANE;
+	const long long height =
+		2 * MPT__TOOLS_EDGE_OF_PICTURE + (d.rows - 1) * MPT__TOOLS_ROW + MPT__TOOLS_BOX_HEIGHT;
+	if (fine) {
+		mpt__tools_put_format(to,
+			"<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"mg\" width=\"%lld\" "
+			"height=\"%lld\" viewBox=\"0 0 %lld %lld\">\n",
+			width, height, width, height);
+		mpt__tools_bytes_put_text(to, mpt__tools_svg_style);
+		mpt__tools_svg_frames(to, &d);
+		for (int i = 0; i < d.count; i++)
+			for (int k = 0; k < d.boxes[i].node->inputs && d.boxes[i].row >= 0; k++) {
+				const int from = mpt__tools_box_before(&d, i, k);
+				if (from >= 0 && d.boxes[i].row - d.boxes[from].row == 1)
+					mpt__tools_svg_edge(to, &d, from, i);
+			}
+		for (int i = 0; i < d.detours; i++) mpt__tools_svg_detour(to, &d, &d.detour[i]);
+		for (int i = 0; i < d.count; i++)
+			if (d.boxes[i].row >= 0) mpt__tools_svg_box(to, &d, i);
+		mpt__tools_bytes_put_text(to, "</svg>\n");
+	}
+	mpt__tools_drawing_free(&d);
+	return fine;
+}
+
+mpt_status mpt_graph_svg(mpt_graph graph, const char *path) {
+	mpt__tools_bytes to = {NULL, 0, 0, false};
+	if (mpt_graph_count(graph) < 0) return MPT_ERROR_HANDLE;
+	if (!path) return MPT_ERROR_ARGUMENT;
+	const bool fine = mpt__tools_put_svg(&to, graph);
+	const mpt_status status = fine ? mpt__tools_file_replace(path, &to) : MPT_ERROR_MEMORY;
+	mpt__tools_bytes_free(&to);
+	return status;
+}
+
+/* ----
+ * tools/charts.c: pictures of numbers, as SVG in a page.
+ * ---- */
+
+/* ==== Series ==== */
+
+/* Numbers by step. Where there are too many, two neighbours become one. */
+enum { MPT__TOOLS_POINTS = 512 };
+typedef struct {
+	int count;
+	int64_t each, open; /* numbers in a point, and in the one under way */
+	double sum;
+	double step[MPT__TOOLS_POINTS], value[MPT__TOOLS_POINTS];
+} mpt__tools_series;
+
+static void mpt__tools_series_add(mpt__tools_series *s, int64_t step, double value) {
+	if (s->each == 0) s->each = 1;
+	s->sum += value; /* what is not finite makes its point so */
+	if (++s->open < s->each) return;
+	if (s->count == MPT__TOOLS_POINTS) {
+		for (int i = 0; i < s->count / 2; i++) {
+			s->step[i] = s->step[2 * i + 1];
+			s->value[i] = (s->value[2 * i] + s->value[2 * i + 1]) / 2;
+		}
+		s->count /= 2;
+		s->each *= 2;
+		return; /* this one opens a point of twice as many */
+	}
+	s->step[s->count] = (double)step;
+	s->value[s->count++] = s->sum / (double)s->open;
+	s->sum = 0, s->open = 0;
+}
+
+/* ==== Lines ==== */
+
+enum { MPT__TOOLS_LINES = 3 };
+typedef struct {
+	const char *id, *title;
+	const char *name[MPT__TOOLS_LINES];
+	const mpt__tools_series *series[MPT__TOOLS_LINES];
+	const mpt__tools_series *marks; /* NULL; steps of marks */
+	const char *mark;               /* what they are */
+} mpt__tools_chart;
+
+typedef struct {
+	double left, right, low, high;
+	int finite, strange; /* points */
+} mpt__tools_range;
+
+static mpt__tools_range mpt__tools_chart_range(const mpt__tools_chart *chart) {
+	mpt__tools_range r = {0, 1, 0, 1, 0, 0};
+	bool any = false;
+	for (int k = 0; k < MPT__TOOLS_LINES; k++) {
+		const mpt__tools_series *s = chart->series[k];
+		for (int i = 0; s && i < s->count; i++) {
+			if (!any || s->step[i] < r.left) r.left = s->step[i];
+			if (!any || s->step[i] > r.right) r.right = s->step[i];
+			any = true;
+			if (!mpt__tools_is_finite(s->value[i])) {
+				r.strange++;
+				continue;
+			}
+			if (r.finite == 0 || s->value[i] < r.low) r.low = s->value[i];
+			if (r.finite == 0 || s->value[i] > r.high) r.high = s->value[i];
+			r.finite++;
+		}
+	}
+	return r;
+}
+
+/* Where a number is in the picture, from `a` to `b`; in the middle where all are equal. */
+static double mpt__tools_place(double value, double low, double high, double a, double b) {
+	const double wide = high / 2 - low / 2; /* which cannot overflow */
+	return wide > 0 ? a + (b - a) * ((value / 2 - low / 2) / wide) : (a + b) / 2;
+}
+
+enum { MPT__TOOLS_X0 = 88, MPT__TOOLS_X1 = 448, MPT__TOOLS_Y0 = 168, MPT__TOOLS_Y1 = 12 };
+
+static void mpt__tools_put_line(
+	mpt__tools_bytes *to, const mpt__tools_series *s, const mpt__tools_range *r, int number) {
+	bool drawn = false;
+	mpt__tools_put_format(to, "<path class=\"line l%lld\" d=\"", (long long)number);
+	for (int i = 0; i < s->count; i++) {
+		if (!mpt__tools_is_finite(s->value[i])) {
+			drawn = false;
+			continue;
+		}
+		const double x =
+			mpt__tools_place(s->step[i], r->left, r->right, MPT__TOOLS_X0, MPT__TOOLS_X1);
+		mpt__tools_put_format(to, "%s%.1f %.1f", drawn ? "L" : "M", x,
+			mpt__tools_place(s->value[i], r->low, r->high, MPT__TOOLS_Y0, MPT__TOOLS_Y1));
+		drawn = true;
+		const bool alone = (i == 0 || !mpt__tools_is_finite(s->value[i - 1])) &&
+			(i + 1 == s->count || !mpt__tools_is_finite(s->value[i + 1]));
+		if (alone) mpt__tools_put_format(to, "h.1"); /* round ends make it a dot */
+	}
+	mpt__tools_put_format(to, "\"/>\n");
+	for (int i = 0; i < s->count; i++)
+		if (!mpt__tools_is_finite(s->value[i]))
+			mpt__tools_put_format(to, "<text class=\"bad\" x=\"%.1f\" y=\"%lld\">&#215;</text>\n",
+				mpt__tools_place(s->step[i], r->left, r->right, MPT__TOOLS_X0, MPT__TOOLS_X1),
+				(long long)MPT__TOOLS_Y1 + 4);
+}
+
+static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r) {
+	for (int i = 0; i < 3; i++) {
+		const double value = i == 1 ? r->low / 2 + r->high / 2 : i ? r->high : r->low;
+		const double y = MPT__TOOLS_Y0 + i * (MPT__TOOLS_Y1 - MPT__TOOLS_Y0) / 2.0;
+		const bool told = i == 1 || r->high > r->low; /* the middle one where all are equal */
+		mpt__tools_put_format(to, "<path class=\"grid\" d=\"M%lld %.1fH%lld\"/>",
+			(long long)MPT__TOOLS_X0, y, (long long)MPT__TOOLS_X1);
+		if (told && r->finite > 0)
+			mpt__tools_put_format(
+				to, "<text class=\"axis end\" x=\"82\" y=\"%.1f\">%.4g</text>\n", y + 4, value);
+	}
+	mpt__tools_put_format(to,
+		"<text class=\"axis\" x=\"%lld\" y=\"186\">step %.7g</text><text class=\"axis end\" "
+		"x=\"%lld\" y=\"186\">%.7g</text>\n",
+		(long long)MPT__TOOLS_X0, r->left, (long long)MPT__TOOLS_X1, r->right);
+}
+
+static void mpt__tools_put_chart(mpt__tools_bytes *to, const mpt__tools_chart *chart) {
+	const mpt__tools_range r = mpt__tools_chart_range(chart);
+	if (r.finite + r.strange == 0) return;
+	mpt__tools_put_format(
+		to, "<section id=\"%s\"><h2>%s</h2><p class=\"key\">", chart->id, chart->title);
+	for (int k = 0; k < MPT__TOOLS_LINES; k++) {
+		const mpt__tools_series *s = chart->series[k];
+		if (s && s->count > 0)
+			mpt__tools_put_format(to, "<span class=\"k%lld\">%s <b>%.5g</b></span> ", (long long)k,
+				chart->name[k], s->value[s->count - 1]);
+	}
+	if (chart->marks && chart->marks->count > 0)
+		mpt__tools_put_format(to, "<span class=\"km\">%s</span> ", chart->mark);
+	if (r.strange > 0) mpt__tools_put_format(to, "<span class=\"kb\">not finite</span>");
+	mpt__tools_put_format(to, "</p><svg viewBox=\"0 0 460 192\" role=\"img\">\n");
+	mpt__tools_put_axes(to, &r);
+	for (int i = 0; chart->marks && i < chart->marks->count; i++)
+		mpt__tools_put_format(to, "<path class=\"mark\" d=\"M%.1f %lldV%lld\"/>\n",
+			mpt__tools_place(chart->marks->step[i], r.left, r.right, MPT__TOOLS_X0, MPT__TOOLS_X1),
+			(long long)MPT__TOOLS_Y0, (long long)MPT__TOOLS_Y1);
+	for (int k = 0; k < MPT__TOOLS_LINES; k++)
+		if (chart->series[k]) mpt__tools_put_line(to, chart->series[k], &r, k);
+	mpt__tools_put_format(to, "</svg></section>\n");
+}
+
+/* ==== Bars ==== */
+
+static void mpt__tools_put_bar(
+	mpt__tools_bytes *to, const char *name, double value, double most, const char *unit) {
+	const bool good = mpt__tools_is_finite(value) && value > 0 && most > 0;
+	mpt__tools_put_format(to, "<tr><th>");
+	mpt__tools_put_cut(to, name, 40);
+	mpt__tools_put_format(to, "</th><td><i style=\"width:%.1f%%\"></i></td><td>%.4g ",
+		good ? 100 * (value / most) : 0.0, value);
+	mpt__tools_put_escaped(to, unit);
+	mpt__tools_put_format(to, "</td></tr>\n");
+}
+
+/* A distribution, as columns. */
+enum { MPT__TOOLS_COLUMNS = 40 };
+static void mpt__tools_put_histogram(
+	mpt__tools_bytes *to, const char *name, const int64_t *counts, double low, double high) {
+	int64_t most = 1;
+	for (int i = 0; i < MPT__TOOLS_COLUMNS; i++) most = counts[i] > most ? counts[i] : most;
+	mpt__tools_put_format(to, "<figure><svg viewBox=\"0 0 160 50\"><path class=\"bins\" d=\"M0 50");
+	for (int i = 0; i < MPT__TOOLS_COLUMNS; i++)
+		mpt__tools_put_format(to, "V%.1fh4", 50 - 48 * (double)counts[i] / (double)most);
+	mpt__tools_put_format(to, "V50z\"/></svg><figcaption><b>");
+	mpt__tools_put_cut(to, name, 30);
+	mpt__tools_put_format(to, "</b> %.3g .. %.3g</figcaption></figure>\n", low, high);
+}
+
+/* ==== Pictures ==== */
+
+static void mpt__tools_put_base64(mpt__tools_bytes *to, const mpt__tools_bytes *from) {
+	static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	for (size_t i = 0; i < from->size; i += 3) {
+		char four[4] = {'=', '=', '=', '='};
+		uint32_t bits = 0;
+		for (size_t k = 0; k < 3; k++)
+			bits = bits << 8 | (i + k < from->size ? from->data[i + k] : 0u);
+		for (size_t k = 0; k < 4 && i + k <= from->size; k++)
+			four[k] = digits[bits >> (18 - 6 * k) & 63];
+		mpt__tools_bytes_put(to, four, 4);
+	}
+}
+
+/* ----
+ * tools/report.c: a training as one page of HTML.
+ *
+ * What does not change with every step (the net, its distributions, confusions) is kept as text
+ * that goes into the page as it is.
+ * ---- */
+
+enum {
+	MPT__TOOLS_PANELS = 6,
+	MPT__TOOLS_BARS = 24,
+	MPT__TOOLS_TENSORS = 24, /* with a distribution */
+	MPT__TOOLS_CLASSES = 40,
+	MPT__TOOLS_DRAWN = 300000 /* bytes of a drawing that a page takes */
+};
+
+typedef struct {
+	char title[80];
+	mpt__tools_bytes text;
+} mpt__tools_panel;
+
+struct mpt_report {
+	char *path;
+	char title[120];
+	mpt_report_config config;
+	double written; /* when */
+	mpt_status status;
+	mpt__tools_series loss, lr, scale, norm, speed, memory, skips;
+	mpt__tools_series epoch_loss, validation_loss, validation_accuracy;
+	int64_t base, last, skipped; /* steps of fits before, the last step, skipped so far */
+	mpt_progress progress;
+	bool began;
+	mpt__tools_bytes net, spread, confusion, kinds;
+	mpt__tools_panel panels[MPT__TOOLS_PANELS];
+	int panel_count;
+};
+
+mpt_report_config mpt_report_config_default(void) {
+	mpt_report_config config = {"Training", 2.0};
+	return config;
+}
+
+/* ==== The page ==== */
+
+static const char mpt__tools_page_style[] =
+	"<style>:root{color-scheme:light dark;--back:#f6f7f9;--card:#fff;--ink:#1d2430;--soft:#68738a;"
+	"--rule:#e1e5ec;--a:#2563eb;--b:#d9480f;--c:#2b8a3e;--bad:#c92a2a}"
+	"@media(prefers-color-scheme:dark){:root{--back:#0f1218;--card:#181d26;--ink:#e6eaf0;"
+	"--soft:#98a3b7;--rule:#2b3341;--a:#74a9ff;--b:#ff9f6b;--c:#69d38a;--bad:#ff8787}}"
+	"*{box-sizing:border-box}body{margin:0;padding:16px;background:var(--back);color:var(--ink);"
+	"font:14px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px;overflow-wrap:anywhere}"
+	"h2{font-size:15px;margin:0 0 6px}main{display:grid;gap:14px;"
+	"grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr))}"
+	"section{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px;"
+	"min-width:0}section svg{width:100%;height:auto;display:block}.wide{grid-column:1/-1}"
+	".scroll{overflow:auto;max-height:80vh}.scroll svg{width:auto;max-width:none}"
+	"p{margin:0 0 6px;color:var(--soft)}p b{color:var(--ink)}.line{fill:none;stroke:var(--a);"
+	"stroke-width:1.8;stroke-linecap:round;stroke-linejoin:round}.l1{stroke:var(--b)}"
+	".l2{stroke:var(--c)}.grid{stroke:var(--rule)}.axis{fill:var(--soft);font-size:13px}"
+	".end{text-anchor:end}.mark{stroke:var(--bad);stroke-dasharray:2 3}"
+	".bad{fill:var(--bad);text-anchor:middle;font-size:14px}.key span{margin-right:12px}"
+	".key span:before{content:'\\25cf ';color:var(--a)}.key .k1:before{color:var(--b)}"
+	".key .k2:before{color:var(--c)}.key .km:before{content:'\\2506 ';color:var(--bad)}"
+	".key .kb:before{content:'\\d7 ';color:var(--bad)}table{width:100%;border-collapse:collapse}"
+	"th{text-align:left;font-weight:400;padding:2px 8px 2px 0;overflow-wrap:anywhere}"
+	".bars th{min-width:84px}.bars td:nth-child(2){width:45%}.bars "
+	"td:last-child{text-align:right;white-space:nowrap}"
+	"i{display:block;height:10px;border-radius:3px;background:var(--a)}"
+	".tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(130px,1fr));gap:10px}"
+	"figure{margin:0}figcaption{font-size:11px;color:var(--soft);overflow-wrap:anywhere}"
+	".bins{fill:var(--a)}.matrix td,.matrix th{text-align:center;padding:2px 4px;font-size:12px;"
+	"border:1px solid var(--rule)}img{image-rendering:pixelated;max-width:100%;width:480px}"
+	"</style>\n";
+
+static void mpt__tools_put_facts(mpt__tools_bytes *to, const mpt_report *r, bool over) {
+	const mpt_progress *p = &r->progress;
+	mpt__tools_put_format(to, "<p id=\"state\"><b>%s</b>", over ? "ended" : "running");
+	if (r->began) {
+		mpt__tools_put_format(to,
+			" &#183; step <b>%lld</b> &#183; epoch <b>%lld</b> of %lld &#183; %.4g steps/s "
+			"&#183; %.4g s &#183; %lld skipped",
+			(long long)(r->base + p->step), (long long)p->epoch, (long long)p->epochs,
+			p->steps_per_second, p->seconds, (long long)p->skipped_steps);
+		if (p->seconds > 0)
+			mpt__tools_put_format(
+				to, " &#183; %.3g %% waiting for data", 100 * p->seconds_waited / p->seconds);
+		if (!over && p->eta_seconds >= 0)
+			mpt__tools_put_format(to, " &#183; %.4g s left", p->eta_seconds);
+	}
+	mpt__tools_put_format(to, "</p></header>\n<main>\n");
+}
+
+static void mpt__tools_put_charts(mpt__tools_bytes *to, const mpt_report *r) {
+	const mpt__tools_chart charts[] = {
+		{"loss", "Loss", {"training, mean of the epoch", "validation", "epoch"},
+			{&r->loss, &r->validation_loss, &r->epoch_loss}, NULL, NULL},
+		{"accuracy", "Accuracy", {"validation", NULL, NULL}, {&r->validation_accuracy, NULL, NULL},
+			NULL, NULL},
+		{"lr", "Learning rate", {"lr", NULL, NULL}, {&r->lr, NULL, NULL}, NULL, NULL},
+		{"scale", "Loss scale", {"scale", NULL, NULL}, {&r->scale, NULL, NULL}, &r->skips,
+			"skipped step"},
+		{"norm", "Gradient norm", {"before clipping", NULL, NULL}, {&r->norm, NULL, NULL}, NULL,
+			NULL},
+		{"speed", "Throughput", {"steps a second", NULL, NULL}, {&r->speed, NULL, NULL}, NULL,
+			NULL},
+		{"memory", "Memory", {"bytes in use behind a step", NULL, NULL}, {&r->memory, NULL, NULL},
+			NULL, NULL}};
+	for (size_t i = 0; i < sizeof charts / sizeof *charts; i++)
+		mpt__tools_put_chart(to, &charts[i]);
+}
+
+static void mpt__tools_put_part(mpt__tools_bytes *to, const mpt__tools_bytes *part) {
+	mpt__tools_bytes_put(to, part->data, part->size);
+}
+
+/* Writes the file. While the training runs the page says that it is to be loaded again. */
+static void mpt__tools_report_write(mpt_report *r, bool over) {
+	mpt__tools_bytes to = {NULL, 0, 0, false};
+	mpt__tools_bytes_put_text(&to,
+		"<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+		"<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
+		"<link rel=\"icon\" href=\"data:,\">\n");
+	if (!over) mpt__tools_bytes_put_text(&to, "<meta http-equiv=\"refresh\" content=\"5\">\n");
+	mpt__tools_bytes_put_text(&to, "<title>");
+	mpt__tools_put_escaped(&to, r->title);
+	mpt__tools_bytes_put_text(&to, "</title>\n");
+	mpt__tools_bytes_put_text(&to, mpt__tools_page_style);
+	mpt__tools_bytes_put_text(&to, "</head><body><header><h1>");
+	mpt__tools_put_escaped(&to, r->title);
+	mpt__tools_bytes_put_text(&to, "</h1>");
+	mpt__tools_put_facts(&to, r, over);
+	mpt__tools_put_charts(&to, r);
+	mpt__tools_put_part(&to, &r->kinds);
+	for (int i = 0; i < r->panel_count; i++) mpt__tools_put_part(&to, &r->panels[i].text);
+	mpt__tools_put_part(&to, &r->confusion);
+	mpt__tools_put_part(&to, &r->spread);
+	mpt__tools_put_part(&to, &r->net);
+	mpt__tools_bytes_put_text(&to, "</main></body></html>\n");
+	r->status = mpt__tools_file_replace(r->path, &to);
+	r->written = mpt__tools_seconds();
+	mpt__tools_bytes_free(&to);
+}
+
+/* ==== Beginning and ending ==== */
+
+mpt_report *mpt_report_open(const char *path, const mpt_report_config *config) {
+	mpt_report *r = path ? (mpt_report *)mpt__tools_allocate(sizeof *r) : NULL;
+	if (!r) return NULL;
+	r->config = config ? *config : mpt_report_config_default();
+	r->path = (char *)mpt__tools_allocate(strlen(path) + 1);
+	if (!r->path) {
+		mpt__tools_release(r);
+		return NULL;
+	}
+	memcpy(r->path, path, strlen(path) + 1);
+	mpt__tools_note title = mpt__tools_note_begin(r->title, sizeof r->title);
+	mpt__tools_note_add(&title, "%s", r->config.title ? r->config.title : "Training");
+	mpt__tools_report_write(r, false);
+	return r;
+}
+
+mpt_status mpt_report_close(mpt_report *r) {
+	if (!r) return MPT_OK;
+	mpt__tools_report_write(r, true);
+	const mpt_status status = r->status;
+	mpt__tools_bytes_free(&r->net);
+	mpt__tools_bytes_free(&r->spread);
+	mpt__tools_bytes_free(&r->confusion);
+	mpt__tools_bytes_free(&r->kinds);
+	for (int i = 0; i < r->panel_count; i++) mpt__tools_bytes_free(&r->panels[i].text);
+	mpt__tools_release(r->path);
+	mpt__tools_release(r);
+	return status;
+}
+
+/* ==== What it is told ==== */
+
+static bool mpt__tools_is_nan(double value) {
+	return mpt__tools_bits_of(value) << 1 > 0x7FFull << 53;
+}
+
+bool mpt_report_fit(void *user, const mpt_progress *p) {
+	mpt_report *r = (mpt_report *)user;
+	if (!r || !p) return true;
+	if (r->began && p->step < r->last) r->base += r->last, r->skipped = 0; /* another fit */
+	const int64_t step = r->base + p->step;
+	r->began = true;
+	r->last = p->step;
+	r->progress = *p;
+	if (p->epoch_end) {
+		mpt__tools_series_add(&r->epoch_loss, step, p->loss);
+		if (!mpt__tools_is_nan(p->validation_accuracy) || !mpt__tools_is_nan(p->validation_loss)) {
+			mpt__tools_series_add(&r->validation_loss, step, p->validation_loss);
+			mpt__tools_series_add(&r->validation_accuracy, step, p->validation_accuracy);
+		}
+	} else {
+		mpt__tools_series_add(&r->loss, step, p->loss);
+		if (!mpt__tools_is_nan(p->lr)) mpt__tools_series_add(&r->lr, step, p->lr);
+		if (!mpt__tools_is_nan(p->grad_norm)) mpt__tools_series_add(&r->norm, step, p->grad_norm);
+		mpt__tools_series_add(&r->scale, step, p->scale);
+		mpt__tools_series_add(&r->speed, step, p->steps_per_second);
+		mpt__tools_series_add(&r->memory, step, (double)p->memory);
+		if (p->skipped_steps > r->skipped) mpt__tools_series_add(&r->skips, step, 1);
+		r->skipped = p->skipped_steps;
+	}
+	if (mpt__tools_seconds() - r->written >= r->config.seconds) mpt__tools_report_write(r, false);
+	return true;
+}
+
+mpt_status mpt_report_bars(mpt_report *r, const char *title, const char *const *names,
+	const double *values, int count, const char *unit) {
+	if (!r) return MPT_ERROR_HANDLE;
+	if (!title || !names || !values || count < 1) return MPT_ERROR_ARGUMENT;
+	char cut[80];
+	int at = 0;
+	double most = 0;
+	mpt__tools_note note = mpt__tools_note_begin(cut, sizeof cut);
+	mpt__tools_note_add(&note, "%s", title);
+	while (at < r->panel_count && strcmp(r->panels[at].title, cut) != 0) at++;
+	if (at == MPT__TOOLS_PANELS) return MPT_ERROR_ARGUMENT;
+	if (at == r->panel_count) r->panel_count++;
+	mpt__tools_panel *panel = &r->panels[at];
+	memcpy(panel->title, cut, sizeof cut);
+	if (count > MPT__TOOLS_BARS) count = MPT__TOOLS_BARS;
+	for (int i = 0; i < count; i++)
+		if (mpt__tools_is_finite(values[i]) && values[i] > most) most = values[i];
+	mpt__tools_bytes *to = &panel->text;
+	to->size = 0;
+	mpt__tools_put_format(to, "<section class=\"panel\"><h2>");
+	mpt__tools_put_escaped(to, cut);
+	mpt__tools_put_format(to, "</h2><table class=\"bars\">\n");
+	for (int i = 0; i < count; i++)
+		mpt__tools_put_bar(to, names[i] ? names[i] : "", values[i], most, unit ? unit : "");
+	mpt__tools_put_format(to, "</table></section>\n");
+	return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
+}
+
+mpt_status mpt_report_confusion(mpt_report *r, const int64_t *counts, int classes) {
+	if (!r) return MPT_ERROR_HANDLE;
+	if (!counts || classes < 2 || classes > MPT__TOOLS_CLASSES) return MPT_ERROR_ARGUMENT;
+	mpt__tools_bytes *to = &r->confusion;
+	to->size = 0;
+	mpt__tools_put_format(to,
+		"<section id=\"confusion\"><h2>Confusion</h2><p>rows: true class; columns: guess</p>"
+		"<div class=\"scroll\"><table class=\"matrix\"><tr><th></th>");
+	for (int i = 0; i < classes; i++) mpt__tools_put_format(to, "<th>%lld</th>", (long long)i);
+	mpt__tools_put_format(to, "</tr>\n");
+	for (int i = 0; i < classes; i++) {
+		double all = 0;
+		for (int k = 0; k < classes; k++) all += (double)counts[(int64_t)i * classes + k];
+		mpt__tools_put_format(to, "<tr><th>%lld</th>", (long long)i);
+		for (int k = 0; k < classes; k++) {
+			const int64_t count = counts[(int64_t)i * classes + k];
+			const double share = all > 0 ? (double)count / all : 0;
+			mpt__tools_put_format(to, "<td style=\"background:rgba(%s,%.2f)\">%lld</td>",
+				i == k ? "43,138,62" : "201,42,42",
+				i == k             ? 0.6 * share
+					: share > 0.25 ? 0.8
+								   : 3.2 * share,
+				(long long)count);
+		}
+		mpt__tools_put_format(to, "</tr>\n");
+	}
+	mpt__tools_put_format(to, "</table></div></section>\n");
+	return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
+}
+
+/* ==== The net ==== */
+
+/* The distribution of a tensor's finite numbers; nothing where it has none. */
+static void mpt__tools_put_spread(mpt__tools_bytes *to, const char *name, mpt_tensor tensor) {
+	int64_t counts[MPT__TOOLS_COLUMNS];
+	const mpt_tensor_stats stats = mpt_statistics(tensor);
+	if (mpt_failed(tensor.context) || !mpt__tools_is_finite(stats.min)) return;
+	const double pad = stats.max > stats.min ? 0 : stats.min < 0 ? -stats.min : stats.min + 1e-6;
+	const double low = stats.min - pad, high = stats.max + pad;
+	if (mpt_histogram(tensor, low, high, counts, MPT__TOOLS_COLUMNS) == MPT_OK)
+		mpt__tools_put_histogram(to, name, counts, stats.min, stats.max);
+}
+
+static void mpt__tools_put_spreads(mpt__tools_bytes *to, mpt_module net, bool gradients) {
+	const int count = mpt_parameter_count(net);
+	int drawn = 0;
+	char path[1024];
+	for (int i = 0; i < count && drawn < MPT__TOOLS_TENSORS; i++) {
+		const mpt_tensor tensor = mpt_parameter_at(net, i, path, sizeof path);
+		if (gradients && !mpt_has_grad(tensor)) continue;
+		if (drawn++ == 0)
+			mpt__tools_put_format(to,
+				"<section id=\"%s\" class=\"wide\"><h2>%s</h2><div class=\"tiles\">\n",
+				gradients ? "gradients" : "weights", gradients ? "Gradients" : "Weights");
+		mpt__tools_put_spread(to, path, gradients ? mpt_grad(tensor) : tensor);
+	}
+	if (drawn > 0) mpt__tools_put_format(to, "</div></section>\n");
+}
+
+/* How the rows of a weight are pictures: their side, planes and how many; false where not. */
+static bool mpt__tools_filters_are(const mpt_shape *shape, int64_t *height, int64_t *width) {
+	if (shape->rank == 4 && shape->dim[2] > 1 && shape->dim[2] <= 64 && shape->dim[3] <= 64) {
+		*height = shape->dim[2], *width = shape->dim[3];
+		return true;
+	}
+	if (shape->rank != 2 || shape->dim[1] < 64 || shape->dim[1] > 4096) return false;
+	for (*height = 8; *height * *height < shape->dim[1];) ++*height;
+	*width = *height;
+	return *height * *width == shape->dim[1];
+}
+
+/* Up to 32 filters, eight in a row, each from its least number to its largest. */
+static void mpt__tools_put_filters(
+	mpt__tools_bytes *to, const char *path, const float *values, const mpt_shape *shape) {
+	int64_t height, width;
+	if (!mpt__tools_filters_are(shape, &height, &width)) return;
+	const int64_t each = mpt__tools_shape_numel(shape) / shape->dim[0];
+	const int64_t count = shape->dim[0] < 32 ? shape->dim[0] : 32, across = count < 8 ? count : 8;
+	const int64_t wide = across * (width + 1) - 1;
+	const int64_t high = (count + across - 1) / across * (height + 1) - 1;
+	unsigned char *pixels = (unsigned char *)mpt__tools_allocate((size_t)(wide * high));
+	mpt__tools_bytes png = {NULL, 0, 0, false};
+	for (int64_t f = 0; pixels && f < count; f++) {
+		const float *filter = values + f * each; /* its first plane */
+		float low = filter[0], top = filter[0];
+		for (int64_t i = 0; i < height * width; i++)
+			low = filter[i] < low ? filter[i] : low, top = filter[i] > top ? filter[i] : top;
+		for (int64_t i = 0; i < height * width; i++)
+			pixels[(f / across * (height + 1) + i / width) * wide + f % across * (width + 1) +
+				i % width] =
+				mpt__tools_pixel_of(top > low ? (filter[i] - low) / (top - low) : 0.5f);
+	}
+	if (pixels) mpt__tools_put_png(&png, pixels, (int)wide, (int)high, 1);
+	mpt__tools_put_format(to, "<section id=\"filters\"><h2>First filters</h2><p>");
+	mpt__tools_put_cut(to, path, 60);
+	mpt__tools_put_format(to, "</p><img alt=\"filters\" src=\"data:image/png;base64,");
+	mpt__tools_put_base64(to, &png);
+	mpt__tools_put_format(to, "\"></section>\n");
+	mpt__tools_bytes_free(&png);
+	mpt__tools_release(pixels);
+}
+
+static void mpt__tools_put_first_filters(mpt__tools_bytes *to, mpt_module net) {
+	const int count = mpt_parameter_count(net);
+	char path[1024];
+	for (int i = 0; i < count; i++) {
+		const mpt_tensor tensor = mpt_parameter_at(net, i, path, sizeof path);
+		const mpt_shape shape = mpt_get_shape(tensor);
+		int64_t height, width;
+		if (!mpt__tools_filters_are(&shape, &height, &width)) continue;
+		const int64_t numel = mpt__tools_shape_numel(&shape);
+		float *values = (float *)mpt__tools_allocate((size_t)numel * sizeof *values);
+		if (values && mpt_read_f32(tensor, values, numel) == MPT_OK)
+			mpt__tools_put_filters(to, path, values, &shape);
+		mpt__tools_release(values);
+		return;
+	}
+}
+
+static void mpt__tools_put_kinds(mpt__tools_bytes *to, mpt_context *ctx) {
+	const mpt_memory_stats memory = mpt_memory(ctx);
+	double most = 0;
+	for (int i = 0; i < MPT_MEMORY_KINDS; i++)
+		most = (double)memory.peak[i] > most ? (double)memory.peak[i] : most;
+	mpt__tools_put_format(to,
+		"<section id=\"kinds\"><h2>Memory by kind</h2><p>the most so far</p>"
+		"<table class=\"bars\">\n");
+	for (int i = 0; i < MPT_MEMORY_KINDS; i++)
+		if (memory.peak[i] > 0)
+			mpt__tools_put_bar(to, mpt_memory_kind_name((mpt_memory_kind)i),
+				(double)memory.peak[i] / 1048576, most / 1048576, "MiB");
+	mpt__tools_put_format(to, "</table></section>\n");
+}
+
+mpt_status mpt_report_net(mpt_report *r, mpt_module net, mpt_graph graph) {
+	if (!r) return MPT_ERROR_HANDLE;
+	if (mpt_parameter_count(net) < 0) return MPT_ERROR_HANDLE;
+	r->spread.size = r->kinds.size = 0;
+	mpt__tools_put_first_filters(&r->spread, net);
+	mpt__tools_put_spreads(&r->spread, net, false);
+	mpt__tools_put_spreads(&r->spread, net, true);
+	mpt__tools_put_kinds(&r->kinds, net.context);
+	if (graph.slot) {
+		mpt__tools_bytes svg = {NULL, 0, 0, false};
+		const bool fine = mpt__tools_put_svg(&svg, graph);
+		r->net.size = 0;
+		mpt__tools_put_format(
+			&r->net, "<section id=\"net\" class=\"wide\"><h2>Net</h2><div class=\"scroll\">\n");
+		if (fine && svg.size <= MPT__TOOLS_DRAWN)
+			mpt__tools_put_part(&r->net, &svg);
+		else
+			mpt__tools_put_format(&r->net, "<p>too large to be drawn here; see mpt_graph_svg</p>");
+		mpt__tools_put_format(&r->net, "</div></section>\n");
+		mpt__tools_bytes_free(&svg);
+	}
+	if (mpt_failed(net.context)) return mpt_error_code(net.context);
+	return r->spread.failed || r->net.failed || r->kinds.failed ? MPT_ERROR_MEMORY : MPT_OK;
 }
 
 #endif

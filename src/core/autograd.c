@@ -97,6 +97,7 @@ static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
 static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
     mpt_context *ctx = frame->context;
     mpt__record *record = frame->record;
+    if (status == MPT_OK) mpt__tell_watchers(ctx, MPT__OP_CALLED, frame);
     if (status != MPT_OK || !frame->records) {
         mpt__record_unsave(ctx, record);
         mpt__record_spare(ctx, record);

@@ -240,6 +240,7 @@ typedef enum {
     MPT__CAPTURED,
     MPT__USER_OP,
     MPT__EMA,
+    MPT__GRAPH,
     MPT__OBJECT_KINDS
 } mpt__object_kind;
 
@@ -297,7 +298,9 @@ typedef enum {
     MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
     MPT__BATCH_CAME,      /* a loader has waited for a batch, or made it (mpt__batch_wait) */
     MPT__REPEAT_BEGAN,    /* a captured step is about to run from its recording (not NULL) */
-    MPT__REPEAT_ENDED     /* likewise; it has */
+    MPT__REPEAT_ENDED,    /* likewise; it has */
+    MPT__OP_CALLED,       /* an op's forward has run (mpt__frame); not without watch/ */
+    MPT__USER_OP_BEGAN    /* a user's op is about to run (mpt__frame); the same */
 } mpt__event;
 
 typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);

@@ -462,7 +462,8 @@ static int64_t mpt__scalar_get_i(mpt_context *ctx, uint16_t slot) {
 /* ==== Objects ==== */
 
 static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {"module", "optimizer", "scaler",
-    "schedule", "dataset", "loader", "tokenizer", "recording", "captured step", "op", "average"};
+    "schedule", "dataset", "loader", "tokenizer", "recording", "captured step", "op", "average",
+    "graph"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
 static uint32_t mpt__object_new(

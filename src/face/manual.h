@@ -494,6 +494,7 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 mpt_flight_begin keeps a log of what every step was; where a run went otherwise than it should have,
 by a bit that flipped in memory, say, mpt_flight_replay of that log, called before the same program
 trains again from its last checkpoint, names the step and the op.
+mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP.
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.

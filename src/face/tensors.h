@@ -61,6 +61,7 @@ MPT__HANDLE(mpt_tokenizer);
 MPT__HANDLE(mpt_recording);
 MPT__HANDLE(mpt_captured);
 MPT__HANDLE(mpt_op);
+MPT__HANDLE(mpt_graph);
 
 typedef enum mpt_status {
     MPT_OK = 0,

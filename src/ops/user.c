@@ -223,6 +223,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
     int depth = ctx->no_grad_depth++;
+    mpt__tell_watchers(ctx, MPT__USER_OP_BEGAN, frame);
     mpt__user_status(ctx, op, "mpt_op_apply", op->cls.forward(call, op->user));
     ctx->forward_depth--;
     ctx->no_grad_depth = depth; /* forward may have cleared an error */

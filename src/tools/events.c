@@ -113,6 +113,7 @@ enum {
     MPT__TOOLS_EVENT_TIME = 1,
     MPT__TOOLS_EVENT_STEP = 2,
     MPT__TOOLS_EVENT_VERSION = 3,
+    MPT__TOOLS_EVENT_GRAPH = 4,
     MPT__TOOLS_EVENT_SUMMARY = 5,
     MPT__TOOLS_SUMMARY_VALUE = 1,
     MPT__TOOLS_VALUE_TAG = 1,
@@ -169,6 +170,10 @@ static void mpt__tools_put_event(
         return;
     }
     mpt__tools_put_int_field(to, MPT__TOOLS_EVENT_STEP, entry->step);
+    if (entry->kind == MPT_JOURNAL_GRAPH) {
+        mpt__tools_put_bytes_field(to, MPT__TOOLS_EVENT_GRAPH, entry->graph, entry->graph_bytes);
+        return;
+    }
     const size_t summary = mpt__tools_message_begin(to, MPT__TOOLS_EVENT_SUMMARY);
     const size_t value = mpt__tools_message_begin(to, MPT__TOOLS_SUMMARY_VALUE);
     mpt__tools_put_text_field(to, MPT__TOOLS_VALUE_TAG, entry->tag);

@@ -265,6 +265,9 @@ static void mpt__tools_put_json(mpt__tools_bytes *to, const mpt_journal_entry *e
         }
         mpt__tools_put_json_numbers(to, ",\"limits\":", bins->limits, bins->bins);
         mpt__tools_put_json_numbers(to, ",\"counts\":", bins->counts, bins->bins);
+    } else if (entry->kind == MPT_JOURNAL_GRAPH) {
+        mpt__tools_bytes_put_text(to, ",\"graph_bytes\":");
+        mpt__tools_put_integer(to, (int64_t)entry->graph_bytes);
     } else {
         static const char *const names[] = {",\"width\":", ",\"height\":", ",\"channels\":"};
         const int numbers[] = {entry->width, entry->height, entry->channels};

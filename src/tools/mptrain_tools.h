@@ -6,6 +6,8 @@
 #include "face/diagnose.h"
 #include "face/precisions.h"
 #include "face/trace.h"
+#include "face/graph.h"
+#include "face/report.h"
 
 #if defined(MPTRAIN_TOOLS_IMPLEMENTATION) && !defined(MPT__TOOLS_IMPLEMENTED)
 #define MPT__TOOLS_IMPLEMENTED
@@ -19,4 +21,9 @@
 #include "diagnose.c"
 #include "precisions.c"
 #include "trace.c"
+#include "graph.c"
+#include "graph_event.c"
+#include "drawing.c"
+#include "charts.c"
+#include "report.c"
 #endif

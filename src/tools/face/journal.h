@@ -26,12 +26,14 @@ extern "C" {
 
 typedef struct mpt_journal mpt_journal;
 
-/* What a journal is told: one number, a text, a distribution of numbers, a picture. */
+/* What a journal is told: one number, a text, a distribution of numbers, a picture,
+   a net. */
 typedef enum mpt_journal_kind {
     MPT_JOURNAL_SCALAR = 0,
     MPT_JOURNAL_TEXT,
     MPT_JOURNAL_HISTOGRAM,
-    MPT_JOURNAL_IMAGE
+    MPT_JOURNAL_IMAGE,
+    MPT_JOURNAL_GRAPH
 } mpt_journal_kind;
 
 /* How numbers are spread: counts[i] of `bins` are between limits[i - 1], or min, and limits[i]. */
@@ -53,6 +55,8 @@ typedef struct mpt_journal_entry {
     const unsigned char *png;     /* of an image: a file of that format; else NULL */
     size_t png_bytes;             /* of that file */
     int width, height, channels;  /* of an image, else 0 */
+    const unsigned char *graph;   /* of a net: a message of the type tensorflow.GraphDef; else NULL */
+    size_t graph_bytes;           /* of that message */
 } mpt_journal_entry;
 
 typedef struct mpt_journal_config {
@@ -109,6 +113,10 @@ MPTRAIN_TOOLS_API mpt_status mpt_journal_image(
 /* The same from bytes [height, width, channels]. */
 MPTRAIN_TOOLS_API mpt_status mpt_journal_pixels(mpt_journal *journal, const char *tag, int64_t step,
     const unsigned char *pixels, int width, int height, int channels);
+
+/* The net that mpt_trace has seen, at step 0 under the tag "graph": TensorBoard draws it. Files get
+   it once more where a journal that goes on is told again. */
+MPTRAIN_TOOLS_API mpt_status mpt_journal_graph(mpt_journal *journal, mpt_graph graph);
 
 /* For mpt_fit_config.progress, with the journal as `user`: logs loss, lr, scale, skipped, grad_norm
    (where there is one), steps_per_second, waiting (seconds) and memory (bytes) of each step, and

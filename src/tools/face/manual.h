@@ -39,4 +39,16 @@
 
    mpt_trace_write makes a file for ui.perfetto.dev of what mpt_profile_begin has kept.
 
+   mpt_trace of mptrain.h sees what a net computes; here that becomes a table with shapes and
+   parameters (mpt_graph_summary), a picture (mpt_graph_svg, or mpt_graph_dot for Graphviz), and
+   what TensorBoard draws (mpt_journal_graph). A report is a training as one page of HTML:
+
+       mpt_report *report = mpt_report_open("report.html", NULL);
+       config.progress = mpt_report_fit, config.user = report;
+       mpt_fit(net, optimizer, train, &config);
+       mpt_report_net(report, net, mpt_trace(net, &x, 1)); // drawn, weights, gradients, filters
+       mpt_report_close(report);
+
+   which a browser shows while the training runs, too.
+
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
