@@ -3,7 +3,8 @@
 #   coverage.sh BUILD            builds the suite in BUILD with gcc --coverage, runs it, reports
 #   ROOM=core/autograd.c           lists that room's branches that no test takes, from the last run
 #   KEEP=1                       adds to what was counted before instead of beginning anew
-#   TESTS="tests/test_idx.c"     runs these only        LEVELS=  runs at no second CPU level
+#   TESTS="tests/test_idx.c"     runs these only, and no examples
+#   LEVELS=                      runs at no second CPU level
 #   JOBS=2  CC=gcc  GCOV=gcov
 # Counted are the branches of the library as an unconfigured build has it, at -O0, where each leaf
 # of a condition is two branches and each case of a switch is one. A macro that makes functions is
@@ -26,7 +27,7 @@ tests() {
 run_suite() { # run_suite ARGUMENT...: of make
     MPTRAIN_EXHAUSTIVE=1000003 MAKEFLAGS= make -k -j"$jobs" BUILD="$build" CC="$cc" UNITS=1 \
         CFLAGS='-O0 --coverage -fprofile-update=atomic' LDFLAGS=--coverage \
-        CPPFLAGS="-DMPT__FORCE_INLINE=inline" TESTS="$(tests)" "$@" test
+        CPPFLAGS="-DMPT__FORCE_INLINE=inline" TESTS="$(tests)" ${TESTS:+EXAMPLES=} "$@" test
 }
 
 # The levels below the machine's own, for the tests of what a level has.
