@@ -1,5 +1,5 @@
 /* test_tour_faults.c: a tour of the library in short stops, each with every allocation refused,
-   every launch failing and every call of the file callbacks failing in turn. A stop then ends in
+   every launch and copy failing and every call of the file callbacks failing in turn. A stop then ends in
    one error of that kind or with the numbers of an untroubled one; after mpt_clear_error the same
    stop works in the same context, and the end of the context gives all memory back. The log calls
    mpt_clear_error at once, which must not take the error from who still works with it. */
@@ -350,6 +350,54 @@ static uint64_t stop_fit(mpt_context *c) {
 }
 #endif
 
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_RESUME)
+static training unfinished; /* where a stop did not get to its end */
+static mpt_ema unfinished_ema;
+
+/* A whole training to a file, a block and a folder, and back: all of it, so nothing may be left of
+   a stop that did not get to its end. */
+static uint64_t stop_resume(mpt_context *c) {
+    static uint8_t block[32 << 10];
+    char text[200];
+    training t;
+    if (unfinished.context == c) mpt_ema_destroy(unfinished_ema), forget_training(&unfinished);
+    mpt_clear_error(c); /* loaders go where an error is, too, so this one may be gone */
+    for (int i = 0; i < 8; i++) files.files[i].exists = 0;
+    mpt_checkpoint_config config = mpt_checkpoint_config_default();
+    mpt__series_free(c); /* of a stop that did not get to its end */
+    make_training(&t, c, MPT_F16, 0);
+    mpt_ema ema = mpt_ema_create(t.net, t.optimizer, NULL);
+    if (!mpt_failed(c)) unfinished = t, unfinished_ema = ema;
+    mpt_metric_push(c, "norm", mpt_clip_grad_norm(t.optimizer, 1.0));
+    mpt_checkpoint_save(c, "unused");
+    train_step(&t);
+    mpt_ema_update(ema);
+    mpt_snapshot(c, block, sizeof block);
+    mpt_checkpoint_save(c, "whole");
+    train_step(&t);
+    uint64_t hash = 1;
+    hash = mix(hash, mpt_checkpoint_difference(c, "whole", text, sizeof text) > 0);
+    hash = mix(hash, mpt_snapshot_difference(c, block, sizeof block, text, sizeof text) > 0);
+    mpt_restore(c, block, sizeof block);
+    hash ^= training_hash(&t), mpt_state_hash(c);
+    mpt_checkpoint_load(c, "whole");
+    config.every = 1, config.keep = 1;
+    for (int i = 0; i < 4; i++) { /* a new one, one that goes on; twice in a thread of its own */
+        config.background = i >= 2;
+        mpt_checkpoint_open(c, i < 2 ? "folder" : "other", &config);
+        train_step(&t);
+        mpt_checkpoint_step(c);
+        mpt_checkpoint_best(c, 4 - i);
+        mpt_checkpoint_close(c);
+    }
+    hash = hash * 3 ^ training_hash(&t);
+    mpt_ema_destroy(ema);
+    forget_training(&t);
+    if (!mpt_failed(c)) unfinished.context = NULL;
+    return hash;
+}
+#endif
+
 static mpt_tensor square_sum(mpt_context *c, void *user, const mpt_tensor *in, int n_in) {
     (void)c, (void)user, (void)n_in;
     return mpt_sum(mpt_mul(in[0], in[0]), MPT_ALL_DIMS, false);
@@ -502,6 +550,9 @@ static const stop stops[] = {
 #ifndef MPTRAIN_NO_FIT
     {"fit", stop_fit},
 #endif
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_RESUME)
+    {"resume", stop_resume},
+#endif
     {"inspection", stop_inspection},
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
     {"tables", stop_tables},
@@ -514,7 +565,7 @@ static const stop stops[] = {
 
 /* ==== The tour ==== */
 
-enum { FAULT_MEMORY, FAULT_LAUNCH, FAULT_DISK, FAULTS = FAULT_DISK + DISK_CALLBACKS };
+enum { FAULT_MEMORY, FAULT_LAUNCH, FAULT_COPY, FAULT_DISK, FAULTS = FAULT_DISK + DISK_CALLBACKS };
 
 static mpt_context *toured;
 static arena memory;
@@ -535,10 +586,13 @@ static void tour_begin(void) {
     toured = mpt_create(&config);
     toured->pool_reach = -1; /* idle memory never serves: each storage asks the allocator */
     break_launches(toured);
-    launches = bad_launch = 0;
+    launches = bad_launch = copies = bad_copy = 0;
 }
 
 static void tour_end(void) {
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_RESUME)
+    unfinished.context = NULL;
+#endif
     mpt_destroy(toured);
     CHECK_EQ_INT(memory.live, 0);
     CHECK_EQ_INT(memory.torn, 0);
@@ -550,11 +604,14 @@ static void tour_end(void) {
 static int64_t fault(int kind, int64_t n) {
     int64_t calls = kind == FAULT_MEMORY   ? memory.calls
                     : kind == FAULT_LAUNCH ? launches
+                    : kind == FAULT_COPY   ? copies
                                            : files.calls[kind - FAULT_DISK];
     if (kind == FAULT_MEMORY)
         memory.fail_at = n ? calls + n : 0, memory.failures = 2;
     else if (kind == FAULT_LAUNCH)
         bad_launch = n ? calls + n : 0;
+    else if (kind == FAULT_COPY)
+        bad_copy = n ? calls + n : 0;
     else
         files.fail_at[kind - FAULT_DISK] = n ? (int)(calls + n) : 0;
     return calls;
@@ -562,7 +619,8 @@ static int64_t fault(int kind, int64_t n) {
 
 /* Whether the stop gets as far as the fault. */
 static bool troubled(const stop *s, int kind, int64_t n, uint64_t clean, int *borne) {
-    static const mpt_status codes[] = {MPT_ERROR_MEMORY, MPT_ERROR_DEVICE, MPT_ERROR_IO};
+    static const mpt_status codes[] = {MPT_ERROR_MEMORY, MPT_ERROR_DEVICE, MPT_ERROR_DEVICE,
+                                       MPT_ERROR_IO};
     tour_begin();
     int64_t before = fault(kind, n);
     uint64_t hash = s->run(toured);
@@ -604,7 +662,9 @@ static void tour(int first, int last) {
 
 TEST(every_allocation_is_refused) { tour(FAULT_MEMORY, FAULT_MEMORY); }
 TEST(every_launch_fails) { tour(FAULT_LAUNCH, FAULT_LAUNCH); }
+TEST(every_copy_fails) { tour(FAULT_COPY, FAULT_COPY); }
 TEST(every_file_callback_fails) { tour(FAULT_DISK, FAULTS - 1); }
 
-TEST_TABLE = {T(every_allocation_is_refused), T(every_launch_fails), T(every_file_callback_fails)};
+TEST_TABLE = {T(every_allocation_is_refused), T(every_launch_fails), T(every_copy_fails),
+              T(every_file_callback_fails)};
 TEST_MAIN

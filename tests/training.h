@@ -70,6 +70,8 @@ enum {
     DISK_FLUSH,
     DISK_CLOSE,
     DISK_COMMIT,
+    DISK_LIST,
+    DISK_REMOVE,
     DISK_CALLBACKS
 };
 
@@ -179,6 +181,24 @@ static MAYBE_UNUSED bool disk_commit(void *user, const char *temporary, const ch
     return true;
 }
 
+/* The library's own removals, which may fail. */
+static MAYBE_UNUSED bool disk_drop(void *user, const char *path) {
+    return !disk_fails((disk *)user, DISK_REMOVE) && disk_remove((disk *)user, path);
+}
+
+/* The files whose paths begin with a folder's; every path can be one. */
+static MAYBE_UNUSED bool disk_list(void *user, const char *path, mpt_list_entry entry, void *to) {
+    disk *d = (disk *)user;
+    const size_t n = strlen(path);
+    if (disk_fails(d, DISK_LIST)) return false;
+    for (int i = 0; i < 8; i++) {
+        const char *name = d->files[i].path;
+        if (d->files[i].exists && strncmp(name, path, n) == 0 && name[n] == '/')
+            entry(to, name + n + 1, false);
+    }
+    return true;
+}
+
 static MAYBE_UNUSED void disk_use(disk *d, mpt_config *config) {
     memset(d, 0, sizeof *d);
     config->io.open = disk_open;
@@ -189,7 +209,8 @@ static MAYBE_UNUSED void disk_use(disk *d, mpt_config *config) {
     config->io.flush = disk_flush;
     config->io.close = disk_close;
     config->io.commit = disk_commit;
-    config->io.remove = disk_remove;
+    config->io.remove = disk_drop;
+    config->io.list = disk_list;
     config->io.user = d;
 }
 
