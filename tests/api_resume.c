@@ -263,6 +263,7 @@ TEST(numbers_that_cannot_be) {
                 {"mptrain.optimizer.0.group.0.lr", "expected a finite number", 0, NAN},
                 {"mptrain.optimizer.0.group.0.weight_decay", "there and", 0, 0.5},
                 {"mptrain.scaler.0.scale", "expected a finite number", 0, -1},
+                {"mptrain.scaler.0.scale", "expected a finite number", 0, INFINITY},
                 {"mptrain.scaler.0.growth_interval", "expected 0 to", -3, 0},
                 {"mptrain.step", "expected 0 to", INT64_MIN, 0},
                 {"mptrain.step", "expected 0 to 9007199254740992", INT64_MAX, 0},
@@ -605,15 +606,416 @@ TEST(where_two_runs_part) {
     mpt_destroy(b.context);
 }
 
+/* ==== What differs, and what cannot be ==== */
+
+/* What one of two runs has and the other lacks, and pieces of other kinds. */
+TEST(pieces_of_one_run) {
+    static char block[2][1 << 16];
+    char text[300];
+    make_data();
+    training a = begin(&setups[0], 1, 3), b = begin(&setups[0], 1, 3);
+    run(&a, 0, 2), run(&b, 0, 2);
+    mpt_zero_grad(b.optimizer);
+    CHECK_EQ_INT(mpt_snapshot(a.context, block[0], sizeof block[0]), MPT_OK);
+    CHECK_EQ_INT(mpt_snapshot(b.context, block[1], SIZE_MAX), MPT_OK);
+    mpt_snapshot_difference(b.context, block[0], SIZE_MAX, text, sizeof text);
+    CHECK_EQ_STR(text, "mptrain.gradient.net.0.0.weight.value is there alone");
+    mpt_snapshot_difference(a.context, block[1], sizeof block[1], text, sizeof text);
+    CHECK_EQ_STR(text, "mptrain.gradient.net.0.0.weight.value is here alone");
+    mpt_snapshot_difference(a.context, block[0], 40, text, sizeof text);
+    CHECK_CONTAINS(text, "is here alone"); /* a block that is cut */
+    training other = begin(&setups[1], 1, 3);
+    run(&other, 0, 2);
+    mpt_snapshot_difference(other.context, block[0], sizeof block[0], text, sizeof text);
+    CHECK_CONTAINS(text, " here"); /* with a momentum that the block is without */
+    CHECK_EQ_INT(mpt_restore(a.context, block[1], sizeof block[1]), MPT_OK);
+    CHECK(!mpt_has_grad(mpt_parameter(a.net, "0.weight")));
+    CHECK_EQ_INT(mpt_restore(b.context, block[0], sizeof block[0]), MPT_OK);
+    CHECK(mpt_has_grad(mpt_parameter(b.net, "0.weight")));
+    mpt_step_begin(a.context);
+    CHECK_EQ_INT(mpt_snapshot_difference(a.context, block[0], sizeof block[0], text, 300), 0);
+    CHECK_CONTAINS(mpt_error(a.context), "a step is under way");
+    mpt_clear_error(a.context);
+    CHECK_EQ_INT(mpt_restore(a.context, block[0], SIZE_MAX), MPT_ERROR_ARGUMENT);
+    mpt_clear_error(a.context);
+    CHECK_EQ_INT(mpt_restore(a.context, NULL, 8), MPT_ERROR_ARGUMENT);
+    CHECK_CONTAINS(mpt_error(a.context), "8 bytes at NULL");
+    mpt_destroy(a.context), mpt_destroy(b.context), mpt_destroy(other.context);
+}
+
+/* A weight of several pieces, all of which differ: the first element is told. */
+TEST(large_pieces_that_differ) {
+    static float values[200 * 100];
+    char text[200];
+    mpt_context *c = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(c, 100, 200);
+    mpt_set_init(net, NULL, mpt_init_make(MPT_INIT_CONSTANT, 0.5, 0));
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    const int64_t bytes = mpt_snapshot_bytes(c);
+    REQUIRE(bytes > 0 && mpt_valid(mpt_parameter(net, "weight")) && optimizer.context == c);
+    char *block = (char *)malloc((size_t)bytes);
+    CHECK_EQ_INT(mpt_snapshot(c, block, (size_t)bytes), MPT_OK);
+    for (int i = 3; i < 200 * 100; i++) values[i] = 1;
+    for (int i = 0; i < 3; i++) values[i] = 0.5f;
+    mpt_write(mpt_parameter(net, "weight"), values, sizeof values);
+    mpt_snapshot_difference(c, block, (size_t)bytes, text, sizeof text);
+    CHECK_EQ_STR(text, "weight[0, 3] is 1 here and 0.5 there");
+    free(block);
+    mpt_destroy(c);
+}
+
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
-TEST_TABLE = {T(stopped_and_gone_on),     T(files_that_are_whole_and_cut),
-              T(files_of_others),         T(numbers_that_cannot_be),
-              T(weights_of_a_checkpoint), T(nets_with_equal_names),
-              T(back_and_forward),        T(captured_steps_go_back),
-              T(on_another_device),       T(snapshots_take_no_memory),
-              T(between_steps_only),      T(where_two_runs_part)};
+static void expect(mpt_context *c, const char *says) {
+    CHECK_CONTAINS(mpt_error(c), says);
+    mpt_clear_error(c);
+}
+
+/* The same of files, and paths that are none. */
+TEST(pieces_of_one_file) {
+    const char *path = test_tmp_path("one.safetensors");
+    char text[300];
+    make_data();
+    training a = begin(&setups[0], 1, 3), b = begin(&setups[0], 1, 3);
+    run(&a, 0, 2), run(&b, 0, 2);
+    mpt_metric_push(b.context, "more", mpt_ones(b.context, MPT_F32, MPT_SCALAR));
+    CHECK_EQ_INT(mpt_checkpoint_save(b.context, path), MPT_OK);
+    mpt_checkpoint_difference(a.context, path, text, sizeof text);
+    CHECK_CONTAINS(text, "mptrain.metric.more.");
+    CHECK_CONTAINS(text, "is there alone");
+    mpt_zero_grad(a.optimizer);
+    mpt_checkpoint_difference(a.context, path, text, sizeof text);
+    CHECK_EQ_STR(text, "mptrain.gradient.net.0.0.weight.value is there alone");
+    training half = begin(&setups[4], 1, 3);
+    run(&half, 0, 2);
+    mpt_checkpoint_difference(half.context, path, text, sizeof text);
+    CHECK_EQ_STR(text, "0.weight of shape [12, 6] and dtype float16 is here alone");
+    static const char *const none[] = {NULL, ""};
+    for (int k = 0; k < 2; k++) {
+        CHECK_EQ_INT(mpt_checkpoint_difference(a.context, none[k], text, sizeof text), 0);
+        expect(a.context, "path is empty");
+        CHECK_EQ_INT(mpt_checkpoint_save(a.context, none[k]), MPT_ERROR_ARGUMENT);
+        expect(a.context, "path is empty");
+        CHECK_EQ_INT(mpt_checkpoint_load(a.context, none[k]), MPT_ERROR_ARGUMENT);
+        expect(a.context, "path is empty");
+    }
+    mpt_destroy(a.context), mpt_destroy(b.context), mpt_destroy(half.context);
+}
+
+/* A file whose header is `header`, with `n` bytes of data, all 0. */
+static void make_archive(const char *path, const char *header, size_t n) {
+    static uint8_t bytes[16 << 10];
+    const size_t size = strlen(header);
+    memset(bytes, 0, sizeof bytes);
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((uint64_t)size >> 8 * i);
+    memcpy(bytes + 8, header, size);
+    file_make(path, bytes, 8 + size + n);
+}
+
+/* Files made by hand: a hash of another width, names of metrics that are too long or too many. */
+TEST(files_made_by_hand) {
+    const char *path = test_tmp_path("made.safetensors");
+    char header[8 << 10], name[200];
+    mpt_context *c = mpt_create(NULL);
+    memset(name, 'm', sizeof name);
+    name[sizeof name - 1] = 0;
+    make_archive(path,
+                 "{\"mptrain.hash\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
+    CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_FORMAT);
+    expect(c, "the file has no mptrain.format");
+    snprintf(header, sizeof header, "{\"mptrain.metric.%s.count\":{\"dtype\":\"I64\",\"shape\":[],"
+             "\"data_offsets\":[0,8]}}", name);
+    make_archive(path, header, 8);
+    CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_FORMAT);
+    expect(c, "the file has no mptrain.format");
+    size_t at = 0;
+    for (int i = 0; i < 18; i++)
+        at += (size_t)snprintf(header + at, sizeof header - at, "%s\"mptrain.metric.m%02d.count\":"
+                               "{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[%d,%d]}",
+                               i ? "," : "{", i, 8 * i, 8 * i + 8);
+    snprintf(header + at, sizeof header - at, "}");
+    make_archive(path, header, 18 * 8);
+    CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_ARGUMENT);
+    expect(c, "metric \"m16\": at most 16 metrics");
+    for (int i = 0; i < 16; i++) { /* none of them was kept */
+        snprintf(name, sizeof name, "own%d", i);
+        CHECK_EQ_INT(mpt_metric_push(c, name, mpt_ones(c, MPT_F32, MPT_SCALAR)), MPT_OK);
+    }
+    mpt_destroy(c);
+}
+
+/* One of a metric's two numbers is missing, or cannot be. */
+TEST(metrics_that_are_not_whole) {
+    static uint8_t bytes[64 << 10];
+    const char *path = test_tmp_path("metrics.safetensors");
+    make_data();
+    training t = begin(&setups[0], 1, 3);
+    run(&t, 0, 2);
+    mpt_metric_push(t.context, "more", mpt_ones(t.context, MPT_F32, MPT_SCALAR));
+    CHECK_EQ_INT(mpt_checkpoint_save(t.context, path), MPT_OK);
+    const size_t n = file_bytes(path, bytes, sizeof bytes);
+    const size_t count = number_place(bytes, n, "mptrain.metric.loss.count");
+    REQUIRE(count > 0);
+    bytes[count + 7] ^= 0x80;
+    file_make(path, bytes, n);
+    CHECK_EQ_INT(mpt_checkpoint_load(t.context, path), MPT_ERROR_FORMAT);
+    expect(t.context, "mptrain.metric.loss.count is -");
+    for (size_t i = 8; i + 20 < n; i++)
+        if (memcmp(bytes + i, "metric.loss.sum", 15) == 0) bytes[i + 14] = 'n';
+    file_make(path, bytes, n);
+    CHECK_EQ_INT(mpt_checkpoint_load(t.context, path), MPT_ERROR_FORMAT);
+    expect(t.context, "the file has no mptrain.metric.loss.sum");
+    mpt_destroy(t.context);
+}
+
+/* Nets that nobody has used yet, and objects that are no more. */
+TEST(unused_nets) {
+    const char *fresh = test_tmp_path("fresh.safetensors"), *used = test_tmp_path("used.safetensors");
+    uint64_t hash = 0;
+    for (int round = 0; round < 2; round++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_module gone = mpt_nn_linear(c, 2, 2), net = mpt_nn_linear(c, 3, 2);
+        mpt_optimizer no_more = mpt_sgd(gone, NULL);
+        mpt_scaler none = mpt_grad_scaler(c, NULL);
+        mpt_scaler_destroy(none), mpt_optimizer_destroy(no_more), mpt_module_destroy(gone);
+        if (round == 0) {
+            CHECK_EQ_INT(mpt_checkpoint_save(c, fresh), MPT_OK);
+            CHECK(mpt_valid(mpt_forward(net, mpt_ones(c, MPT_F32, MPT_SHAPE(1, 3)))));
+            mpt_set_init(net, "weight", mpt_init_make(MPT_INIT_CONSTANT, 2, 0));
+            CHECK_EQ_INT(mpt_checkpoint_save(c, used), MPT_OK);
+            hash = mpt_module_hash(net);
+            CHECK_EQ_INT(mpt_checkpoint_load(c, fresh), MPT_ERROR_FORMAT);
+            expect(c, "net 0 is in use here, and not in ");
+        } else {
+            CHECK_EQ_INT(mpt_checkpoint_load(c, used), MPT_OK); /* which uses it */
+            CHECK(mpt_module_hash(net) == hash);
+        }
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_destroy(c);
+    }
+}
+
+/* How often dropout drew is kept of loops without steps, and has to be a count. */
+TEST(draws_without_steps) {
+    static uint8_t bytes[16 << 10];
+    const char *path = test_tmp_path("draws.safetensors");
+    uint64_t hash[2];
+    for (int round = 0; round < 2; round++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_module net = mpt_sequential(c, mpt_nn_dropout(c, 0.5), mpt_nn_linear(c, 8, 2), MPT_END);
+        mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 8));
+        for (int i = 0; i < 3 && round == 0; i++) mpt_forward(net, x);
+        if (round == 0) CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+        CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_OK);
+        float y[4] = {0};
+        CHECK_EQ_INT(mpt_read_f32(mpt_forward(net, x), y, 4), MPT_OK);
+        hash[round] = 0;
+        for (int i = 0; i < 4; i++) hash[round] = hash[round] * 31 + (uint64_t)(int64_t)(y[i] * 1e6f);
+        const size_t n = file_bytes(path, bytes, sizeof bytes);
+        const size_t at = number_place(bytes, n, "mptrain.draws.net.0.0.count");
+        if (round == 1) {
+            REQUIRE(at > 0);
+            bytes[at + 7] ^= 0x80;
+            file_make(path, bytes, n);
+            CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_FORMAT);
+            expect(c, "mptrain.draws.net.0.0.count is -");
+        }
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_destroy(c);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
+/* A scaler takes the factors of the file, whichever of them differ. */
+TEST(factors_of_scalers) {
+    const char *path = test_tmp_path("factors.safetensors");
+    uint64_t hash[4];
+    for (int k = 0; k < 4; k++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_scaler_config config = mpt_scaler_config_default();
+        if (k == 1) config.growth_factor = 4;
+        if (k == 2) config.backoff_factor = 0.25;
+        if (k == 3) config.growth_interval = 7;
+        mpt_grad_scaler(c, &config);
+        if (k == 0) CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+        if (k > 0) CHECK(mpt_state_hash(c) != hash[0]);
+        CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_OK);
+        hash[k] = mpt_state_hash(c);
+        CHECK(hash[k] == hash[0]);
+        mpt_destroy(c);
+    }
+}
+
+static char warned[1000];
+
+static void note(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level == MPT_LOG_WARNING) snprintf(warned, sizeof warned, "%s", message);
+}
+
+static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    (void)user, (void)index, (void)seed, (void)target, (void)error, (void)error_size;
+    memset(input, 0, 8);
+    return true;
+}
+
+/* Datasets of six kinds: classes with names, steps on the way, dealt out, bytes as targets, without
+   targets, made by the program; `other` ones hold something else. */
+static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
+    static const char *const csv[] = {"a,b,t\n1,2,no\n3,4,yes\n5,6,no\n",
+                                      "a,b,t\n1,2,never\n3,4,ever\n5,6,never\n"};
+    static uint8_t pixels[3 * 4] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    uint8_t images[16 + 3 * 4] = {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 9};
+    uint8_t labels[8 + 3] = {0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 0};
+    const double fractions[2] = {0.5, 0.5};
+    mpt_dataset parts[2];
+    mpt_memory_dataset_config memory = mpt_memory_dataset_config_default();
+    mpt_user_dataset_config own;
+    for (int i = 0; i < 12; i++) pixels[i] = (uint8_t)(other ? 77 - i : i);
+    memory.count = 3, memory.dtype = MPT_U8, memory.shape = MPT_SHAPE(1, 2, 2);
+    memory.inputs = pixels;
+    memset(&own, 0, sizeof own);
+    own.count = other ? 4 : 3, own.dtype = MPT_F32, own.shape = MPT_SHAPE(2), own.sample = user_sample;
+    if (kind == 0) return mpt_csv_memory(c, csv[other], strlen(csv[other]), NULL);
+    if (kind == 5) return mpt_user_dataset(c, &own);
+    if (kind == 3) {
+        labels[10] = other ? 2 : 0;
+        file_make(test_tmp_path("images"), images, sizeof images);
+        file_make(test_tmp_path("labels"), labels, sizeof labels);
+        return mpt_idx(c, test_tmp_path("images"), test_tmp_path("labels"));
+    }
+    mpt_dataset plain = mpt_memory_dataset(c, &memory);
+    mpt_transform flip = mpt_transform_default(MPT_RANDOM_FLIP, 0, 0);
+    if (kind == 1) return mpt_transformed(plain, &flip, 1);
+    if (kind == 2) return mpt_random_split(plain, fractions, 2, 0, parts), parts[0];
+    return plain;
+}
+
+/* A file knows another dataset from the one that it was made with. */
+TEST(other_datasets) {
+    char path[512]; /* others are asked for meanwhile */
+    snprintf(path, sizeof path, "%s", test_tmp_path("data.safetensors"));
+    for (int kind = 0; kind < 6; kind++) {
+        for (int round = 0; round < 3; round++) {
+            mpt_config config = mpt_config_default();
+            config.log.write = note, config.threads = 1;
+            mpt_context *c = mpt_create(&config);
+            mpt_loader_config loading = mpt_loader_config_default();
+            loading.batch = 1;
+            mpt_loader_create(c, dataset_of(c, kind, round == 2), &loading);
+            CHECK_EQ_STR(mpt_error(c), "");
+            warned[0] = 0;
+            if (round == 0) CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+            if (round > 0) mpt_checkpoint_load(c, path);
+            if (round == 2 && kind == 5)
+                CHECK_CONTAINS(mpt_error(c), "mptrain.loader.0.samples is 3 there and 4 here");
+            else if (round == 2)
+                CHECK_CONTAINS(warned, "the loader's dataset is another than here");
+            else
+                CHECK_EQ_STR(warned, "");
+            if (test_failures) printf("\n  kind %d, round %d", kind, round);
+            mpt_destroy(c);
+        }
+    }
+}
+
+static mpt_status same_input(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                             mpt_tensor *out, int n_out) {
+    (void)n_in, (void)n_out;
+    if (user) CHECK_EQ_INT(mpt_checkpoint_save(self.context, (const char *)user), MPT_ERROR_STATE);
+    out[0] = in[0];
+    return mpt_error_code(self.context);
+}
+
+static mpt_module make_own(mpt_context *c, mpt_shape shape, const char *saves) {
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "own", cls.forward = same_input, cls.n_inputs = cls.n_outputs = 1;
+    mpt_module own = mpt_module_create(c, &cls, (void *)(uintptr_t)saves);
+    mpt_add_parameter(own, "weight", shape, mpt_init_make(MPT_INIT_CONSTANT, 1, 0));
+    return own;
+}
+
+/* A weight of another rank; a forward that wants to save what is under way. */
+TEST(nets_of_a_program) {
+    const char *path = test_tmp_path("own.safetensors");
+    for (int round = 0; round < 2; round++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_module own = make_own(c, round ? MPT_SHAPE(2, 2) : MPT_SHAPE(4), round ? path : NULL);
+        mpt_sgd(own, NULL);
+        mpt_forward(own, mpt_ones(c, MPT_F32, MPT_SCALAR));
+        if (round == 0) {
+            CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+        } else {
+            expect(c, "a step is under way");
+            CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_SHAPE);
+            expect(c, "weight is F32 [4] there and F32 [2, 2] here");
+        }
+        mpt_destroy(c);
+    }
+}
+#endif
+
+#if !defined(MPTRAIN_NO_GRAPH)
+static mpt_status asks_for_the_state(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    captured_training *t = (captured_training *)user;
+    (void)y;
+    if (t->steps) mpt_state_hash(c); /* an error once the step is recorded */
+    mpt_step_begin(c);
+    mpt_zero_grad(t->optimizer);
+    mpt_backward(mpt_sum(mpt_forward(t->net, x), MPT_ALL_DIMS, false));
+    mpt_step(t->optimizer);
+    return mpt_step_end(c);
+}
+
+/* Neither a recording nor half of a step has a state. */
+TEST(within_captured_steps) {
+    mpt_context *c = mpt_create(NULL);
+    captured_training t;
+    memset(&t, 0, sizeof t);
+    t.net = mpt_nn_linear(c, 3, 2), t.optimizer = mpt_sgd(t.net, NULL);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 3));
+    mpt_captured step = mpt_capture(c, asks_for_the_state, &t);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ_INT(mpt_captured_step(step, x, mpt_null_tensor()), MPT_OK);
+    bool done = true;
+    CHECK_EQ_INT(mpt_step_slice(step, x, mpt_null_tensor(), 0, &done), MPT_OK);
+    if (!done) { /* elsewhere a step is one slice */
+        CHECK(mpt_state_hash(c) == 0 && mpt_error_code(c) == MPT_ERROR_STATE);
+        mpt_clear_error(c);
+    }
+    t.steps = true;
+    mpt_captured other = mpt_capture(c, asks_for_the_state, &t);
+    CHECK_EQ_INT(mpt_captured_step(other, x, mpt_null_tensor()), MPT_OK);
+    mpt_captured_step(other, x, mpt_null_tensor());
+    CHECK_CONTAINS(mpt_error(c), "mpt_state_hash");
+    CHECK_CONTAINS(mpt_error(c), "a step is under way");
+    mpt_destroy(c);
+}
+#endif
+
+#ifndef MPTRAIN_NO_GRAPH
+#define WITHIN_CAPTURED_STEPS T(within_captured_steps),
 #else
-TEST_TABLE = {T(back_and_forward),   T(captured_steps_go_back), T(on_another_device),
+#define WITHIN_CAPTURED_STEPS
+#endif
+
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
+TEST_TABLE = {WITHIN_CAPTURED_STEPS T(pieces_of_one_run),
+              T(large_pieces_that_differ), T(pieces_of_one_file),
+              T(files_made_by_hand),       T(metrics_that_are_not_whole),
+              T(unused_nets),              T(draws_without_steps),
+              T(factors_of_scalers),       T(other_datasets),
+              T(nets_of_a_program),        T(stopped_and_gone_on),
+              T(files_that_are_whole_and_cut), T(files_of_others),
+              T(numbers_that_cannot_be),   T(weights_of_a_checkpoint),
+              T(nets_with_equal_names),    T(back_and_forward),
+              T(captured_steps_go_back),   T(on_another_device),
+              T(snapshots_take_no_memory), T(between_steps_only),
+              T(where_two_runs_part)};
+#else
+TEST_TABLE = {WITHIN_CAPTURED_STEPS T(pieces_of_one_run), T(large_pieces_that_differ),
+              T(back_and_forward),   T(captured_steps_go_back), T(on_another_device),
               T(snapshots_take_no_memory), T(between_steps_only), T(where_two_runs_part)};
 #endif
 TEST_MAIN
