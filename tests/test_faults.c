@@ -639,7 +639,138 @@ TEST(threads_fail_to_start) {
 TEST(threads_fail_to_start) { SKIP("threads"); }
 #endif
 
-TEST_TABLE = {
+/* ==== Folders of checkpoints, with callbacks that are missing or fail ==== */
+
+#if !defined(MPTRAIN_NO_RESUME)
+static void expect(mpt_context *c, mpt_status code, const char *says) {
+    CHECK_EQ_INT(mpt_error_code(c), code);
+    CHECK_CONTAINS(mpt_error(c), says);
+    mpt_clear_error(c);
+}
+
+/* A training that is about to open a folder. */
+static mpt_context *begin_folder(mpt_config *config, training *t) {
+    mpt_context *c = mpt_create(config);
+    make_training(t, c, MPT_F32, 0);
+    train_step(t);
+    return c;
+}
+
+/* What is in the way is told; what a folder holds besides checkpoints is left alone. */
+TEST(folders_with_less) {
+    mpt_config config = mpt_config_default();
+    mpt_checkpoint_config saving = mpt_checkpoint_config_default();
+    training t;
+    disk d;
+    char longer[5000];
+    disk_use(&d, &config);
+    saving.every = 1, saving.keep = 1;
+    put_file(&d, "folder/step-0a.safetensors", "", 0);
+    put_file(&d, "folder/step-99999999999999999999.safetensors", "", 0);
+    put_file(&d, "folder/step-12.txt", "", 0);
+    put_file(&d, "folder/other", "", 0);
+    config.io.remove = NULL;
+    mpt_context *c = begin_folder(&config, &t);
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    mpt_checkpoint_open(c, longer, &saving);
+    expect(c, MPT_ERROR_ARGUMENT, "the path is longer than");
+    CHECK_EQ_INT(mpt_checkpoint_open(c, "folder//", &saving), MPT_OK); /* goes on from nothing */
+    CHECK_EQ_INT(mpt_checkpoint_step(c), MPT_OK); /* nothing is due */
+    train_step(&t);
+    CHECK_EQ_INT(mpt_checkpoint_step(c), MPT_OK);
+    CHECK(disk_find(&d, "folder/step-000000000002.safetensors", 0) != NULL);
+    train_step(&t);
+    mpt_checkpoint_step(c);
+    expect(c, MPT_ERROR_IO, "step-000000000002.safetensors: config.io has no `remove`");
+    mpt_checkpoint_close(c);
+    mpt_clear_error(c);
+    mpt_destroy(c);
+    config.io.remove = disk_drop;
+    saving.resume = false;
+    c = begin_folder(&config, &t);
+    d.fail_at[DISK_LIST] = d.calls[DISK_LIST] + 1;
+    mpt_checkpoint_open(c, "empty", &saving);
+    expect(c, MPT_ERROR_IO, "cannot list empty: ");
+    CHECK_EQ_INT(mpt_checkpoint_open(c, "/", &saving), MPT_OK);
+    CHECK_EQ_INT(mpt_checkpoint_close(c), MPT_OK);
+    CHECK(disk_find(&d, "//step-000000000001.safetensors", 0) != NULL);
+    mpt_destroy(c);
+    config.io.list = NULL;
+    c = begin_folder(&config, &t);
+    mpt_checkpoint_open(c, "empty", &saving);
+    expect(c, MPT_ERROR_IO, "cannot list empty: config.io has no `list`");
+    mpt_destroy(c);
+    CHECK_EQ_INT(d.open_now, 0);
+    disk_free(&d);
+}
+
+/* A clock that goes back counts no time. */
+static double clock_back(void *user) { return (*(double *)user)--; }
+
+TEST(folders_by_a_clock_that_goes_back) {
+    mpt_config config = mpt_config_default();
+    training t;
+    disk d;
+    double now = 1e6;
+    disk_use(&d, &config);
+    config.clock.now = clock_back, config.clock.user = &now;
+    mpt_context *c = begin_folder(&config, &t);
+    CHECK_EQ_INT(mpt_checkpoint_open(c, "folder", NULL), MPT_OK);
+    train_step(&t);
+    CHECK_EQ_INT(mpt_checkpoint_best(c, 1), MPT_OK);
+    mpt_checkpoint_stats stats = mpt_checkpoint_statistics(c);
+    CHECK(stats.files == 1 && stats.seconds == 0 && stats.longest == 0);
+    CHECK_EQ_INT(mpt_checkpoint_close(c), MPT_OK);
+    mpt_destroy(c);
+    disk_free(&d);
+}
+
+#ifdef HAVE_THREADS
+static int failing_join(void *user, void *thread) { return factory_join(user, thread), 1; }
+
+/* Threads that do not start, or do not end: files are written by the caller, or an error tells. */
+TEST(folders_without_threads) {
+    for (int kind = 1; kind < 3; kind++) { /* they fail to start, to end */
+        mpt_config config = mpt_config_default();
+        mpt_checkpoint_config saving = mpt_checkpoint_config_default();
+        training t;
+        factory f;
+        disk d;
+        config.threads = 1;
+        disk_use(&d, &config);
+        factory_use(&f, &config);
+        if (kind == 2) config.thread.join = failing_join;
+        mpt_context *c = begin_folder(&config, &t);
+        REQUIRE(c != NULL);
+        saving.every = 1, saving.background = true;
+        CHECK_EQ_INT(mpt_checkpoint_open(c, "folder", &saving), MPT_OK);
+        if (kind == 1) f.fail_at = f.calls + 1;
+        train_step(&t);
+        CHECK_EQ_INT(mpt_checkpoint_step(c), MPT_OK);
+        CHECK_EQ_INT(f.threads, kind == 2);
+        mpt_checkpoint_close(c);
+        CHECK(disk_find(&d, "folder/step-000000000002.safetensors", 0) != NULL);
+        if (kind == 2)
+            expect(c, MPT_ERROR_THREAD, "the thread that writes checkpoints cannot be joined");
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_destroy(c);
+        disk_free(&d);
+    }
+}
+#else
+TEST(folders_without_threads) { SKIP("threads"); }
+#endif
+#endif
+
+#ifndef MPTRAIN_NO_RESUME
+#define FOLDERS \
+    T(folders_with_less), T(folders_by_a_clock_that_goes_back), T(folders_without_threads),
+#else
+#define FOLDERS
+#endif
+
+TEST_TABLE = {FOLDERS
     T(allocations_fail_fp16),      T(allocations_fail_pure_half), T(allocations_fail_twice),
     T(batch_is_handed_out_later),  T(large_batch_then_small),     T(idle_memory_makes_room),
     T(bad_target_then_good_ones),  T(files_fail_while_saving),    T(files_fail_while_loading),
