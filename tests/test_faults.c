@@ -727,7 +727,12 @@ TEST(folders_by_a_clock_that_goes_back) {
 }
 
 #ifdef HAVE_THREADS
-static int failing_join(void *user, void *thread) { return factory_join(user, thread), 1; }
+/* The first time. */
+static int failing_join(void *user, void *thread) {
+    factory *f = (factory *)user;
+    if (f->fail_at != -1) return f->fail_at = -1, 1;
+    return factory_join(user, thread);
+}
 
 /* Threads that do not start, or do not end: files are written by the caller, or an error tells. */
 TEST(folders_without_threads) {
