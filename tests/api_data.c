@@ -1262,7 +1262,149 @@ TEST(mnist) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(memory_samples),
+/* What misuse_is_named has not: values that are just outside, or no numbers. */
+TEST(values_just_outside) {
+    static const float inputs[4 * 4] = {0};
+    static const int64_t targets[4] = {0, 1, 0, 1};
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    mpt_context *c = mpt_create(&config);
+    mpt_memory_dataset_config memory = mpt_memory_dataset_config_default();
+    memory.count = 4, memory.shape = MPT_SHAPE(4), memory.inputs = inputs, memory.targets = targets;
+    mpt_dataset data = mpt_memory_dataset(c, &memory);
+    const double nan = NAN, inf = INFINITY;
+#define OUTSIDE(call, text) \
+    do { \
+        call; \
+        CHECK_CONTAINS(mpt_error(c), text); \
+        mpt_clear_error(c); \
+    } while (0)
+    memory.dtype = MPT_DTYPE_COUNT;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "inputs are u8, bool");
+    memory.dtype = MPT_DTYPE_NONE;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "inputs are u8, bool");
+    memory.dtype = MPT_F8E5M2;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "inputs are u8, bool");
+    memory.dtype = MPT_F32, memory.shape.rank = -1;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "input shape of rank -1: samples have rank 0 to");
+    memory.shape = MPT_SHAPE(4), memory.target_dtype = MPT_DTYPE_NONE;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "targets is given without a target_dtype");
+    memory.target_dtype = MPT_F64;
+    OUTSIDE(mpt_memory_dataset(c, &memory), "target");
+    OUTSIDE(mpt_normalize(data, nan, 1), "both must be finite");
+    OUTSIDE(mpt_normalize(data, 0, inf), "both must be finite");
+    OUTSIDE(mpt_normalize(data, 0, 1e-60), "the deviation positive");
+    const double fractions[2] = {nan, 1}, more[2] = {2, 1};
+    mpt_dataset parts[2];
+    OUTSIDE(mpt_random_split(data, fractions, 2, 0, parts), "fraction 0 is ");
+    OUTSIDE(mpt_random_split(data, more, 2, 0, parts), "fraction 0 is 2;");
+    CHECK(mpt_class_name(data, -1) == NULL && mpt_class_name(data, 0) == NULL);
+    CHECK_EQ_INT(mpt_sample_into(data, 0, NULL, 0, NULL, 0, NULL), MPT_OK);
+    float one[4];
+    CHECK_EQ_INT(mpt_sample_into(data, 0, one, sizeof one, NULL, 0, NULL), MPT_OK);
+    memory.target_dtype = MPT_I64, memory.target_shape = MPT_SHAPE(1, 1);
+    memory.copy = false;
+    mpt_dataset pair = mpt_memory_dataset(c, &memory);
+    int64_t label = -1;
+    CHECK_EQ_INT(mpt_sample(pair, 3, NULL, &label), MPT_OK);
+    CHECK_EQ_INT(label, 1);
+    memory.count = 2, memory.target_shape = MPT_SHAPE(2);
+    OUTSIDE(mpt_sample(mpt_memory_dataset(c, &memory), 0, NULL, &label), "room for one class number");
+    mpt_loader_config loading = mpt_loader_config_default();
+    double weights[4] = {1, 1, 1, 1};
+    loading.workers = 1, loading.prefetch = 1 << 20;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "prefetch is 1048576");
+    loading.prefetch = 0;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "prefetch is 0");
+    loading.workers = 0, loading.samples = -1;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "samples is -1");
+    loading.samples = INT64_MAX;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "samples is 9223372036854775807");
+    loading.samples = 5;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "samples is 5");
+    loading.samples = 0, loading.weights = weights, weights[2] = nan;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "weight 2 is ");
+    weights[2] = 1e301;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "weight 2 is 1e+301");
+    weights[0] = weights[1] = weights[2] = weights[3] = 0;
+    OUTSIDE(mpt_loader_create(c, data, &loading), "the weights sum to 0");
+    loading.weights = NULL;
+    mpt_loader loader = mpt_loader_create(c, data, &loading);
+    OUTSIDE(mpt_loader_seek(loader, -1, 0), "batch 0 of epoch -1");
+    OUTSIDE(mpt_loader_seek(loader, INT64_MAX, 0), "batch 0 of epoch 9223372036854775807");
+    OUTSIDE(mpt_loader_seek(loader, 0, -1), "batch -1 of epoch 0");
+    OUTSIDE(mpt_loader_seek(loader, 0, 99), "batch 99 of epoch 0");
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+#ifndef MPTRAIN_NO_FILES
+/* The same of the steps on the way to a picture. */
+TEST(steps_just_outside) {
+    static const uint8_t pixels[2 * 4 * 6] = {0};
+    const struct {
+        mpt_transform_kind kind;
+        int height, width, padding;
+        double p, scale, ratio, mean, deviation;
+        const char *says;
+    } rows[] = {{MPT_RANDOM_CROP, 1 << 25, 2, 0, 0.5, 1, 1, 0, 1, "a height and a width from 1"},
+                {MPT_RANDOM_CROP, 2, 1 << 25, 0, 0.5, 1, 1, 0, 1, "a height and a width from 1"},
+                {MPT_RANDOM_CROP, 2, 0, 0, 0.5, 1, 1, 0, 1, "a height and a width from 1"},
+                {MPT_RANDOM_CROP, 2, 2, -1, 0.5, 1, 1, 0, 1, "a padding of 0 to 2^24"},
+                {MPT_RANDOM_CROP, 2, 2, 1 << 25, 0.5, 1, 1, 0, 1, "a padding of 0 to 2^24"},
+                {MPT_RANDOM_CROP, 5, 6, 0, 0.5, 1, 1, 0, 1, "a crop of 5 x 6 from 4 x 6"},
+                {MPT_RANDOM_CROP, 4, 7, 0, 0.5, 1, 1, 0, 1, "a crop of 4 x 7 from 4 x 6"},
+                {MPT_RANDOM_FLIP, 0, 0, 0, -0.5, 1, 1, 0, 1, "a p outside [0, 1]"},
+                {MPT_RANDOM_FLIP, 0, 0, 0, NAN, 1, 1, 0, 1, "a p outside [0, 1]"},
+                {MPT_RESIZED_CROP, 2, 2, 0, 0.5, 2, 1, 0, 1, "0 < scale[0]"},
+                {MPT_RESIZED_CROP, 2, 2, 0, 0.5, 1, 1e7, 0, 1, "0 < ratio[0]"},
+                {MPT_RESIZED_CROP, 2, 2, 0, 0.5, 0, 1, 0, 1, "0 < scale[0]"},
+                {MPT_NORMALIZE, 0, 0, 0, 0.5, 1, 1, NAN, 1, "finite means"},
+                {MPT_NORMALIZE, 0, 0, 0, 0.5, 1, 1, 0, INFINITY, "finite means"},
+                {MPT_NORMALIZE, 0, 0, 0, 0.5, 1, 1, 0, 0, "finite means"}};
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    mpt_context *c = mpt_create(&config);
+    mpt_memory_dataset_config memory = mpt_memory_dataset_config_default();
+    memory.count = 2, memory.dtype = MPT_U8, memory.shape = MPT_SHAPE(1, 4, 6);
+    memory.inputs = pixels;
+    mpt_dataset data = mpt_memory_dataset(c, &memory);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        mpt_transform step = mpt_transform_default(rows[k].kind, rows[k].height, rows[k].width);
+        step.padding = rows[k].padding, step.p = rows[k].p;
+        step.scale[0] = step.scale[1] = rows[k].scale, step.ratio[0] = step.ratio[1] = rows[k].ratio;
+        for (int i = 0; i < 4; i++) step.mean[i] = rows[k].mean, step.deviation[i] = rows[k].deviation;
+        mpt_transformed(data, &step, 1);
+        if (strstr(mpt_error(c), rows[k].says) == NULL) TEST_FAIL_("row %d: %s", (int)k, mpt_error(c));
+        mpt_clear_error(c);
+    }
+    mpt_transform resize = mpt_transform_default(MPT_RESIZE, 2, 0); /* the shorter side */
+    const mpt_shape small = mpt_dataset_shape(mpt_transformed(data, &resize, 1));
+    CHECK(small.rank == 3 && small.dim[1] == 2 && small.dim[2] == 3);
+    memory.shape = MPT_SHAPE(1, 6, 4);
+    const mpt_shape tall = mpt_dataset_shape(
+        mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1));
+    CHECK(tall.rank == 3 && tall.dim[1] == 3 && tall.dim[2] == 2);
+    OUTSIDE(mpt_transformed(data, &resize, 1000), "1000 steps; 0 to ");
+    OUTSIDE(mpt_transformed(data, NULL, 1), "1 steps at NULL");
+    memory.count = 1, memory.shape = MPT_SHAPE(8, 3, 2);
+    OUTSIDE(mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1), "at most 4 channels");
+    memory.shape = MPT_SHAPE(48);
+    OUTSIDE(mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1), "[C, H, W]");
+    memory.shape = MPT_SHAPE(1, 1, 6, 8);
+    OUTSIDE(mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1), "[C, H, W]");
+    memory.copy = false, memory.shape = MPT_SHAPE(1 << 25, 1);
+    OUTSIDE(mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1), "[C, H, W]");
+    memory.shape = MPT_SHAPE(1, 1 << 25);
+    OUTSIDE(mpt_transformed(mpt_memory_dataset(c, &memory), &resize, 1), "[C, H, W]");
+    mpt_destroy(c);
+}
+#define STEPS_JUST_OUTSIDE T(steps_just_outside),
+#else
+#define STEPS_JUST_OUTSIDE
+#endif
+
+TEST_TABLE = {STEPS_JUST_OUTSIDE T(values_just_outside), T(memory_samples),
               T(every_byte_normalises_to_the_same_bits),
               T(statistics),
               T(input_dtypes),

@@ -624,10 +624,13 @@ TEST(pieces_of_one_run) {
     CHECK_EQ_STR(text, "mptrain.gradient.net.0.0.weight.value is here alone");
     mpt_snapshot_difference(a.context, block[0], 40, text, sizeof text);
     CHECK_CONTAINS(text, "is here alone"); /* a block that is cut */
-    training other = begin(&setups[1], 1, 3);
-    run(&other, 0, 2);
+    training other = begin(&setups[1], 1, 3), fresh = begin(&setups[0], 1, 3);
+    CHECK_EQ_INT(mpt_snapshot(fresh.context, block[0], sizeof block[0]), MPT_OK);
     mpt_snapshot_difference(other.context, block[0], sizeof block[0], text, sizeof text);
-    CHECK_CONTAINS(text, " here"); /* with a momentum that the block is without */
+    CHECK_EQ_STR(text, "mptrain.optimizer.0.net.0.0.weight.momentum_buffer of shape [12, 6] and "
+                       "dtype float32 is here alone");
+    CHECK_EQ_INT(mpt_snapshot(a.context, block[0], sizeof block[0]), MPT_OK);
+    mpt_destroy(fresh.context);
     CHECK_EQ_INT(mpt_restore(a.context, block[1], sizeof block[1]), MPT_OK);
     CHECK(!mpt_has_grad(mpt_parameter(a.net, "0.weight")));
     CHECK_EQ_INT(mpt_restore(b.context, block[0], sizeof block[0]), MPT_OK);
@@ -643,19 +646,36 @@ TEST(pieces_of_one_run) {
     mpt_destroy(a.context), mpt_destroy(b.context), mpt_destroy(other.context);
 }
 
-/* A weight of several pieces, all of which differ: the first element is told. */
-TEST(large_pieces_that_differ) {
-    static float values[200 * 100];
+#ifndef MPTRAIN_NO_WATCH
+/* What an optimizer keeps on the host is compared, too. */
+TEST(numbers_on_the_host) {
+    static char block[1 << 12];
     char text[200];
     mpt_context *c = mpt_create(NULL);
-    mpt_module net = mpt_nn_linear(c, 100, 200);
+    mpt_lbfgs(mpt_nn_linear(c, 2, 1), NULL);
+    CHECK_EQ_INT(mpt_snapshot(c, block, sizeof block), MPT_OK);
+    CHECK_EQ_INT(mpt_snapshot_difference(c, block, sizeof block, text, sizeof text), 0);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+#define NUMBERS_ON_THE_HOST T(numbers_on_the_host),
+#else
+#define NUMBERS_ON_THE_HOST
+#endif
+
+/* A weight of several pieces, all of which differ: the first element is told. */
+TEST(large_pieces_that_differ) {
+    static float values[200 * 400];
+    char text[200];
+    mpt_context *c = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(c, 400, 200); /* 320 KB */
     mpt_set_init(net, NULL, mpt_init_make(MPT_INIT_CONSTANT, 0.5, 0));
     mpt_optimizer optimizer = mpt_sgd(net, NULL);
     const int64_t bytes = mpt_snapshot_bytes(c);
     REQUIRE(bytes > 0 && mpt_valid(mpt_parameter(net, "weight")) && optimizer.context == c);
     char *block = (char *)malloc((size_t)bytes);
     CHECK_EQ_INT(mpt_snapshot(c, block, (size_t)bytes), MPT_OK);
-    for (int i = 3; i < 200 * 100; i++) values[i] = 1;
+    for (int i = 3; i < 200 * 400; i++) values[i] = 1;
     for (int i = 0; i < 3; i++) values[i] = 0.5f;
     mpt_write(mpt_parameter(net, "weight"), values, sizeof values);
     mpt_snapshot_difference(c, block, (size_t)bytes, text, sizeof text);
@@ -740,6 +760,89 @@ TEST(files_made_by_hand) {
         snprintf(name, sizeof name, "own%d", i);
         CHECK_EQ_INT(mpt_metric_push(c, name, mpt_ones(c, MPT_F32, MPT_SCALAR)), MPT_OK);
     }
+    mpt_destroy(c);
+}
+
+static mpt_status same_input(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                             mpt_tensor *out, int n_out) {
+    (void)n_in, (void)n_out;
+    if (user) CHECK_EQ_INT(mpt_checkpoint_save(self.context, (const char *)user), MPT_ERROR_STATE);
+    out[0] = in[0];
+    return mpt_error_code(self.context);
+}
+
+static mpt_module make_own(mpt_context *c, mpt_shape shape, const char *saves) {
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "own", cls.forward = same_input, cls.n_inputs = cls.n_outputs = 1;
+    mpt_module own = mpt_module_create(c, &cls, (void *)(uintptr_t)saves);
+    mpt_add_parameter(own, "weight", shape, mpt_init_make(MPT_INIT_CONSTANT, 1, 0));
+    return own;
+}
+
+/* Weights made by hand: what can be loaded into a parameter of shape `into`, and what cannot. */
+TEST(weights_made_by_hand) {
+    static const mpt_rename turn = {"weight", "weight", true, 0, 0},
+                            part = {"weight", "weight", false, 0, 2};
+    const mpt_shape two = MPT_SHAPE(2), four = MPT_SHAPE(2, 2);
+    const struct {
+        const char *type, *shape;
+        size_t bytes;
+        mpt_shape into;
+        const mpt_rename *rename;
+        const char *says;
+    } rows[] = {
+        {"F32", "[1,1,1,1,1,1,1,1,2]", 8, two, NULL, "the parameter [2]"},
+        {"U32", "[2]", 8, two, NULL, "is U32, which does not convert to float32"},
+        {"F64", "[2]", 16, two, NULL, ""},
+        {"F32", "[]", 4, MPT_SCALAR, &part, "a part of the parameter []"},
+        {"F32", "[2]", 8, two, &turn, "to be transposed, the parameter [2]"},
+        {"F32", "[2,2]", 16, four, &turn, ""}};
+    const char *path = test_tmp_path("byhand.safetensors");
+    char header[300];
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        mpt_context *c = mpt_create(NULL);
+        mpt_load_config config = mpt_load_config_default();
+        mpt_module own = make_own(c, rows[k].into, NULL);
+        config.renames = rows[k].rename, config.rename_count = rows[k].rename != NULL;
+        snprintf(header, sizeof header, "{\"weight\":{\"dtype\":\"%s\",\"shape\":%s,"
+                 "\"data_offsets\":[0,%d]}}", rows[k].type, rows[k].shape, (int)rows[k].bytes);
+        make_archive(path, header, rows[k].bytes);
+        mpt_load(own, path, &config, NULL);
+        if (!rows[k].says[0]) CHECK_EQ_STR(mpt_error(c), "");
+        else CHECK_CONTAINS(mpt_error(c), rows[k].says);
+        float values[4] = {1, 1, 1, 1};
+        mpt_clear_error(c);
+        mpt_read_f32(mpt_parameter(own, "weight"), values, mpt_numel(mpt_parameter(own, "weight")));
+        CHECK(values[0] == (rows[k].says[0] ? 1 : 0)); /* the file's, or the parameter's own */
+        mpt_destroy(c);
+    }
+    mpt_context *c = mpt_create(NULL);
+    mpt_load_config config = mpt_load_config_default();
+    mpt_module own = make_own(c, two, NULL), norm = mpt_nn_batch_norm1d(c, 2, NULL);
+    make_archive(path, "{\"a\\u0009b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
+    CHECK_EQ_INT(mpt_load(own, path, NULL, NULL), MPT_ERROR_FORMAT);
+    expect(c, "a?b");
+    config.strict = false;
+    make_archive(path, "{\"num_batches_tracked\":{\"dtype\":\"F32\",\"shape\":[],"
+                 "\"data_offsets\":[0,4]}}", 4);
+    CHECK_EQ_INT(mpt_load(norm, path, &config, NULL), MPT_ERROR_DTYPE);
+    expect(c, "num_batches_tracked is F32, which does not convert to int64");
+    make_archive(path, "{}", 0); /* of a net without weights */
+    int loaded = 7;
+    CHECK_EQ_INT(mpt_load(mpt_nn_relu(c), path, NULL, &loaded), MPT_OK);
+    CHECK_EQ_INT(loaded, 0);
+    CHECK_EQ_INT(mpt_load_memory(own, header, SIZE_MAX, NULL, NULL), MPT_ERROR_FORMAT);
+    expect(c, "at least 10 expected");
+    config.ignore_count = -1;
+    CHECK_EQ_INT(mpt_load(own, path, &config, NULL), MPT_ERROR_ARGUMENT);
+    expect(c, "counts of 0, or tables");
+    config.ignore_count = 0, config.rename_count = 1;
+    CHECK_EQ_INT(mpt_load(own, path, &config, NULL), MPT_ERROR_ARGUMENT);
+    expect(c, "counts of 0, or tables");
+    CHECK_EQ_INT(mpt_module_destroy(own), MPT_OK);
+    mpt_load(own, path, NULL, NULL);
+    expect(c, "mpt_load");
     mpt_destroy(c);
 }
 
@@ -859,8 +962,8 @@ static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, v
     return true;
 }
 
-/* Datasets of six kinds: classes with names, steps on the way, dealt out, bytes as targets, without
-   targets, made by the program; `other` ones hold something else. */
+/* Datasets of seven kinds: classes with names, steps on the way, dealt out, bytes as targets, without
+   targets, made by the program, a part of one with steps; `other` ones hold something else. */
 static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
     static const char *const csv[] = {"a,b,t\n1,2,no\n3,4,yes\n5,6,no\n",
                                       "a,b,t\n1,2,never\n3,4,ever\n5,6,never\n"};
@@ -887,6 +990,7 @@ static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
     mpt_dataset plain = mpt_memory_dataset(c, &memory);
     mpt_transform flip = mpt_transform_default(MPT_RANDOM_FLIP, 0, 0);
     if (kind == 1) return mpt_transformed(plain, &flip, 1);
+    if (kind == 6) return mpt_subset(mpt_transformed(plain, &flip, 1), 1, 2);
     if (kind == 2) return mpt_random_split(plain, fractions, 2, 0, parts), parts[0];
     return plain;
 }
@@ -895,7 +999,7 @@ static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
 TEST(other_datasets) {
     char path[512]; /* others are asked for meanwhile */
     snprintf(path, sizeof path, "%s", test_tmp_path("data.safetensors"));
-    for (int kind = 0; kind < 6; kind++) {
+    for (int kind = 0; kind < 7; kind++) {
         for (int round = 0; round < 3; round++) {
             mpt_config config = mpt_config_default();
             config.log.write = note, config.threads = 1;
@@ -919,33 +1023,21 @@ TEST(other_datasets) {
     }
 }
 
-static mpt_status same_input(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                             mpt_tensor *out, int n_out) {
-    (void)n_in, (void)n_out;
-    if (user) CHECK_EQ_INT(mpt_checkpoint_save(self.context, (const char *)user), MPT_ERROR_STATE);
-    out[0] = in[0];
-    return mpt_error_code(self.context);
-}
-
-static mpt_module make_own(mpt_context *c, mpt_shape shape, const char *saves) {
-    mpt_module_class cls;
-    memset(&cls, 0, sizeof cls);
-    cls.name = "own", cls.forward = same_input, cls.n_inputs = cls.n_outputs = 1;
-    mpt_module own = mpt_module_create(c, &cls, (void *)(uintptr_t)saves);
-    mpt_add_parameter(own, "weight", shape, mpt_init_make(MPT_INIT_CONSTANT, 1, 0));
-    return own;
-}
-
 /* A weight of another rank; a forward that wants to save what is under way. */
 TEST(nets_of_a_program) {
     const char *path = test_tmp_path("own.safetensors");
-    for (int round = 0; round < 2; round++) {
+    char text[200];
+    for (int round = 0; round < 3; round++) {
+        const mpt_shape shapes[] = {MPT_SHAPE(4), MPT_SHAPE(2, 2), MPT_SHAPE(6)};
         mpt_context *c = mpt_create(NULL);
-        mpt_module own = make_own(c, round ? MPT_SHAPE(2, 2) : MPT_SHAPE(4), round ? path : NULL);
+        mpt_module own = make_own(c, shapes[round], round == 1 ? path : NULL);
         mpt_sgd(own, NULL);
         mpt_forward(own, mpt_ones(c, MPT_F32, MPT_SCALAR));
         if (round == 0) {
             CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+        } else if (round == 2) {
+            mpt_checkpoint_difference(c, path, text, sizeof text);
+            CHECK_EQ_STR(text, "weight of shape [6] and dtype float32 is here alone");
         } else {
             expect(c, "a step is under way");
             CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_ERROR_SHAPE);
@@ -967,6 +1059,16 @@ static mpt_status asks_for_the_state(mpt_context *c, void *user, mpt_tensor x, m
     mpt_step(t->optimizer);
     return mpt_step_end(c);
 }
+
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
+static mpt_status asks_for_its_checkpoints(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)user, (void)y;
+    mpt_checkpoint_statistics(c);
+    mpt_step_begin(c);
+    mpt_metric_push(c, "sum", mpt_sum(x, MPT_ALL_DIMS, false));
+    return mpt_step_end(c);
+}
+#endif
 
 /* Neither a recording nor half of a step has a state. */
 TEST(within_captured_steps) {
@@ -990,6 +1092,14 @@ TEST(within_captured_steps) {
     mpt_captured_step(other, x, mpt_null_tensor());
     CHECK_CONTAINS(mpt_error(c), "mpt_state_hash");
     CHECK_CONTAINS(mpt_error(c), "a step is under way");
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_checkpoint_open(c, test_tmp_path("captured"), NULL), MPT_OK);
+    other = mpt_capture(c, asks_for_its_checkpoints, NULL);
+    for (int i = 0; i < 2; i++) mpt_captured_step(other, x, mpt_null_tensor());
+    CHECK_CONTAINS(mpt_error(c), "mpt_checkpoint_statistics");
+    CHECK_CONTAINS(mpt_error(c), "a step is under way");
+#endif
     mpt_destroy(c);
 }
 #endif
@@ -1001,9 +1111,9 @@ TEST(within_captured_steps) {
 #endif
 
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
-TEST_TABLE = {WITHIN_CAPTURED_STEPS T(pieces_of_one_run),
+TEST_TABLE = {WITHIN_CAPTURED_STEPS NUMBERS_ON_THE_HOST T(pieces_of_one_run),
               T(large_pieces_that_differ), T(pieces_of_one_file),
-              T(files_made_by_hand),       T(metrics_that_are_not_whole),
+              T(weights_made_by_hand), T(files_made_by_hand), T(metrics_that_are_not_whole),
               T(unused_nets),              T(draws_without_steps),
               T(factors_of_scalers),       T(other_datasets),
               T(nets_of_a_program),        T(stopped_and_gone_on),
@@ -1014,7 +1124,7 @@ TEST_TABLE = {WITHIN_CAPTURED_STEPS T(pieces_of_one_run),
               T(snapshots_take_no_memory), T(between_steps_only),
               T(where_two_runs_part)};
 #else
-TEST_TABLE = {WITHIN_CAPTURED_STEPS T(pieces_of_one_run), T(large_pieces_that_differ),
+TEST_TABLE = {WITHIN_CAPTURED_STEPS NUMBERS_ON_THE_HOST T(pieces_of_one_run), T(large_pieces_that_differ),
               T(back_and_forward),   T(captured_steps_go_back), T(on_another_device),
               T(snapshots_take_no_memory), T(between_steps_only), T(where_two_runs_part)};
 #endif

@@ -705,6 +705,72 @@ TEST(folders_with_less) {
     disk_free(&d);
 }
 
+/* A snapshot, and a file of weights, into a net that nobody used yet, with every allocation refused
+   in turn: then all of it is there, with the gradients that wait, or an error. */
+TEST(states_into_unused_nets) {
+    static uint8_t block[1 << 14];
+    mpt_config config = mpt_config_default();
+    arena a;
+    disk d;
+    uint64_t hash = 0;
+    int64_t refused = 0;
+    config.threads = 1;
+    disk_use(&d, &config);
+    for (int64_t at = 0; at < 100; at++) { /* 0: where the state comes from */
+        arena_use(&a, &config);
+        mpt_context *c = mpt_create(&config);
+        mpt_module net = mpt_nn_linear(c, 3, 2);
+        if (at == 0) {
+            mpt_backward(mpt_sum(mpt_forward(net, mpt_ones(c, MPT_F32, MPT_SHAPE(1, 3))),
+                                 MPT_ALL_DIMS, false));
+            CHECK_EQ_INT(mpt_snapshot(c, block, sizeof block), MPT_OK);
+            CHECK_EQ_INT(mpt_save(net, "weights"), MPT_OK);
+            hash = mpt_state_hash(c);
+        } else {
+            a.fail_at = a.calls + at, a.failures = 1 << 30;
+            const bool weights = at % 2 == 0;
+            weights ? mpt_load(net, "weights", NULL, NULL) : mpt_restore(c, block, sizeof block);
+            if (a.refused > 0 && mpt_failed(c)) {
+                expect(c, MPT_ERROR_MEMORY, "out of memory");
+                refused++;
+            }
+            a.fail_at = 0;
+            CHECK_EQ_INT(mpt_restore(c, block, sizeof block), MPT_OK);
+            CHECK(mpt_state_hash(c) == hash);
+            if (a.refused == 0 && at > 20) at = 100;
+        }
+        mpt_destroy(c);
+        CHECK_EQ_INT(a.live, 0);
+    }
+    CHECK(refused >= 4);
+    disk_free(&d);
+}
+
+/* Files that cannot be looked into, written or closed, and none to remove what is left with. */
+TEST(files_that_fail_twice) {
+    mpt_config config = mpt_config_default();
+    disk d;
+    char longer[5000];
+    disk_use(&d, &config);
+    config.io.remove = NULL;
+    mpt_context *c = mpt_create(&config);
+    mpt_module net = mpt_nn_linear(c, 3, 2);
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    mpt_save(net, longer);
+    expect(c, MPT_ERROR_ARGUMENT, "the path is longer than");
+    d.fail_at[DISK_WRITE] = d.fail_at[DISK_CLOSE] = 1;
+    mpt_save(net, "weights");
+    expect(c, MPT_ERROR_IO, "weights: writing");
+    put_file(&d, "text", "this is a text and no file of weights at all", 44);
+    memset(&d.calls, 0, sizeof d.calls);
+    d.fail_at[DISK_READ] = 2;
+    mpt_load(net, "text", NULL, NULL);
+    expect(c, MPT_ERROR_IO, "text: reading");
+    mpt_destroy(c);
+    disk_free(&d);
+}
+
 /* A clock that goes back counts no time. */
 static double clock_back(void *user) { return (*(double *)user)--; }
 
@@ -770,7 +836,8 @@ TEST(folders_without_threads) { SKIP("threads"); }
 
 #ifndef MPTRAIN_NO_RESUME
 #define FOLDERS \
-    T(folders_with_less), T(folders_by_a_clock_that_goes_back), T(folders_without_threads),
+    T(folders_with_less), T(states_into_unused_nets), T(files_that_fail_twice), \
+     T(folders_by_a_clock_that_goes_back), T(folders_without_threads),
 #else
 #define FOLDERS
 #endif

@@ -316,7 +316,7 @@ static uint64_t stop_capture(mpt_context *c) {
 static uint64_t stop_weights(mpt_context *c) {
     int loaded = 0;
     mpt_load_config some = mpt_load_config_default();
-    const mpt_rename rename = {"*", "*", false, 0, 0};
+    const mpt_rename rename = {"*", "*", false, 0, 0}, turn = {"0.weight", "weight", true, 0, 0};
     some.strict = false, some.renames = &rename, some.rename_count = 1;
     mpt_module net = make_net(c), copy = make_net(c);
     mpt_half(net, MPT_F16);
@@ -327,6 +327,12 @@ static uint64_t stop_weights(mpt_context *c) {
     uint64_t hash = mix(mpt_module_hash(copy), loaded);
     disk_file *file = disk_find(&files, "weights", 0);
     if (file) mpt_load_memory(net, file->data, file->bytes, NULL, &loaded);
+    mpt_module turned = mpt_nn_linear(c, 16, FEATURES);
+    mpt_set_label(turned, "turned");
+    some.renames = &turn;
+    mpt_load(turned, "weights", &some, &loaded);
+    hash ^= mpt_module_hash(turned);
+    mpt_module_destroy(turned);
     mpt_copy_module(net, copy);
     hash = mix(hash, loaded) ^ mpt_module_hash(net);
     mpt_module_destroy(copy);
@@ -389,8 +395,8 @@ static uint64_t stop_resume(mpt_context *c) {
     mpt_ema_update(ema);
     mpt_snapshot(c, block, sizeof block);
     mpt_checkpoint_save(c, "whole");
+    uint64_t hash = mix(1, (double)mpt_snapshot_difference(c, block, sizeof block, text, 200));
     train_step(&t);
-    uint64_t hash = 1;
     hash = mix(hash, mpt_checkpoint_difference(c, "whole", text, sizeof text) > 0);
     hash = mix(hash, mpt_snapshot_difference(c, block, sizeof block, text, sizeof text) > 0);
     mpt_restore(c, block, sizeof block);

@@ -292,9 +292,11 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
     mpt__walk_begin(&walk, ctx, found);
-    for (int64_t row = 0; row < weights->count && mpt__walk_weight(&walk, &weight); row++)
+    for (int64_t row = 0; row < weights->count; row++) {
+        mpt__walk_weight(&walk, &weight);
         mpt__weight_set(
             &weights->rows[row], mpt__relative_path(ctx, found, weight.path), weight.tensor);
+    }
     return mpt__ok(ctx);
 }
 

@@ -144,16 +144,15 @@ typedef struct {
 } mpt__state_saving;
 
 /* Elements that lie on the host. */
-static bool mpt__write_array(
+static void mpt__write_array(
     mpt__writer *writer, const void *array, mpt_dtype dtype, int64_t count, uint8_t *chunk) {
     const int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
         memcpy(chunk, (const uint8_t *)array + done, (size_t)take);
         mpt__file_order(chunk, (size_t)take, (size_t)size);
-        if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
+        mpt__write_bytes(writer, chunk, (size_t)take);
     }
-    return true;
 }
 
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -188,15 +187,15 @@ static bool mpt__save_items(mpt__state_saving *saving) {
     return true;
 }
 
-static bool mpt__state_header(mpt__state_saving *saving) {
+/* Visitors that read nothing yet cannot fail. */
+static void mpt__state_header(mpt__state_saving *saving) {
     const mpt_shape bytes = MPT_SHAPE(8);
     saving->at = 0;
     saving->header.length = 0;
     mpt__header_begin(&saving->header);
-    bool good = mpt__save_items(saving);
+    mpt__save_items(saving);
     mpt__header_entry(&saving->header, mpt__hash_name, MPT_U8, &bytes, 8, &saving->at);
     mpt__header_end(&saving->header);
-    return good;
 }
 
 static bool mpt__state_content(mpt__writer *writer, const void *of) {
@@ -212,11 +211,14 @@ static bool mpt__state_content(mpt__writer *writer, const void *of) {
 static bool mpt__saving_begin(mpt_context *ctx, mpt__state_saving *saving) {
     mpt__zero(*saving);
     mpt__state_walk_begin(&saving->walk, ctx, mpt__save_item, saving);
-    if (!mpt__state_stands(ctx) || !mpt__state_header(saving)) return false;
+    if (!mpt__state_stands(ctx)) return false;
+    mpt__state_header(saving);
     saving->header.size = saving->header.length + 1;
     saving->header.out = (char *)mpt__host_new(ctx, saving->header.size);
     saving->chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-    return saving->header.out && saving->chunk && mpt__state_header(saving);
+    if (!saving->header.out || !saving->chunk) return false;
+    mpt__state_header(saving);
+    return true;
 }
 
 static void mpt__saving_end(mpt_context *ctx, mpt__state_saving *saving) {

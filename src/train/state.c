@@ -116,7 +116,7 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
         item.same = row->same;
         mpt__state_named(w, row->name);
         status = mpt__state_show(w, &item);
-        if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
+        if (w->mode != MPT__STATE_APPLIES) continue;
         if (row->kind == MPT__OF_BOOL) *(bool *)row->at = wide != 0;
         if (row->kind == MPT__OF_U32) *(uint32_t *)row->at = (uint32_t)wide;
     }
@@ -387,7 +387,7 @@ static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
             hash = mpt__hash_u64(hash, (uint64_t)shapes[k]->dim[d]);
     for (int64_t i = 0; i < dataset->class_count; i++)
         hash = mpt__hash_bytes(hash, dataset->classes[i], strlen(dataset->classes[i]));
-    if (dataset->make && dataset->source && !dataset->parent)
+    if (dataset->make && dataset->source)
         hash = mpt__hash_u64(hash, mpt__dataset_hash(dataset->source));
     for (int64_t i = 0; i < n && dataset->inputs; i++) {
         const int64_t at = i * (dataset->count / n);
