@@ -1237,7 +1237,72 @@ TEST(sizes_do_not_wrap) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {
+/* Configs that are just outside, and questions that have no answer. */
+TEST(values_just_outside) {
+    static const char csv[] = "a,b,t\n1,x,0\n2,y,1\n3,x,0\n4,y,1\n";
+    static const char odd[] = {'"', '\n', 0};
+    const double halves[2] = {0.5, 0.5};
+    mpt_context *context = make_context();
+    NEEDS_FILES
+    mpt_table_config config;
+    mpt_dataset parts[2];
+    mpt_column wrong[1];
+    for (int k = 0; k < 3; k++) {
+        config = mpt_table_config_default();
+        config.delimiter = odd[k];
+        mpt_csv_memory(context, csv, sizeof csv - 1, &config);
+        EXPECT(MPT_ERROR_ARGUMENT, "delimiter is byte ");
+    }
+    config = mpt_table_config_default();
+    config.column_count = -1;
+    mpt_csv_memory(context, csv, sizeof csv - 1, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "-1 columns at NULL");
+    config.column_count = 1;
+    mpt_csv_memory(context, csv, sizeof csv - 1, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "1 columns at NULL");
+    memset(wrong, 0, sizeof wrong);
+    config.columns = wrong, config.column_count = -1;
+    mpt_csv_memory(context, csv, sizeof csv - 1, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "-1 columns");
+    config.column_count = 1; /* without a name */
+    mpt_csv_memory(context, csv, sizeof csv - 1, &config);
+    EXPECT(MPT_ERROR_ARGUMENT, "no column is named NULL, and it has 3");
+    mpt_csv(context, put_text("nothing.csv", ""), NULL);
+    EXPECT(MPT_ERROR_FORMAT, "nothing.csv: the file is empty");
+    mpt_dataset table = mpt_csv_memory(context, csv, sizeof csv - 1, NULL);
+    CHECK_EQ_STR(mpt_category_name(table, 1, 0), "x");
+    CHECK(mpt_category_name(table, 0, 0) == NULL && mpt_category_name(table, -1, 0) == NULL);
+    CHECK(mpt_category_name(table, 99, 0) == NULL && mpt_column_name(table, 99) == NULL);
+    CHECK_EQ_INT(mpt_table_save(table, NULL), MPT_ERROR_ARGUMENT);
+    EXPECT(MPT_ERROR_ARGUMENT, "path is empty");
+    CHECK_EQ_INT(mpt_table_save(table, ""), MPT_ERROR_ARGUMENT);
+    EXPECT(MPT_ERROR_ARGUMENT, "path is empty");
+    CHECK_EQ_INT(mpt_random_split(table, halves, 2, 0, parts), MPT_OK);
+    CHECK_EQ_INT(mpt_table_fit(parts[0], true), MPT_OK); /* of two lines that were dealt out */
+    mpt_table_load_memory(context, csv, SIZE_MAX);
+    EXPECT(MPT_ERROR_ARGUMENT, " bytes of text");
+    config = mpt_table_config_default();
+    config.dtype = MPT_I64;
+    mpt_table_fit(mpt_csv_memory(context, "a,t\n1,0\n2,1\n", 12, &config), true);
+    EXPECT(MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* What people read as a number, and what they do not. */
+TEST(texts_like_numbers) {
+    static const char *const numbers[] = {"inf", "-inf", "+Infinity", "EUR 5", "5 kg", "0x1F",
+                                          "1,234", "1.234,5", "1'234", "1_000", "12 345", "$ 5",
+                                          "(7)", "1_00_000", "1,23,456"},
+                      *const words[] = {"EuR 5x", "eur5x", "5 kilos x", "0xZZ", "1,,2", "1,2345,6",
+                                        "'123", "1'23", "a b", "1 2"};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!mpt__number_like(numbers[i], strlen(numbers[i]))) TEST_FAIL_("%s", numbers[i]);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (mpt__number_like(words[i], strlen(words[i]))) TEST_FAIL_("%s", words[i]);
+}
+
+TEST_TABLE = {T(values_just_outside), T(texts_like_numbers), 
     T(numbers_are_those_of_python),
     T(what_is_no_number),
     T(zeros_without_end),

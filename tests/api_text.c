@@ -586,7 +586,55 @@ TEST(out_of_memory) {
     drop_files();
 }
 
-TEST_TABLE = {T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
+/* What the others have not: counts and rooms that are just outside. */
+TEST(values_just_outside) {
+    mpt_context *c = make_context();
+    if (!have_files(c)) {
+        mpt_destroy(c);
+        SKIP("files");
+    }
+    const int32_t tokens[4] = {0, 1, -1, 99};
+    int32_t room[4] = {0, 1, 2, 0};
+    char text[8], longer[6000];
+    mpt_window_config window = mpt_window_config_default();
+    mpt_tokenizer chars = mpt_char_tokenizer(c, put_text("few", "abca"));
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+#define OUTSIDE(call, says) \
+    do { \
+        call; \
+        CHECK_CONTAINS(mpt_error(c), says); \
+        mpt_clear_error(c); \
+    } while (0)
+    OUTSIDE(mpt_encode(chars, NULL, 3, room, 4), " at NULL");
+    OUTSIDE(mpt_encode(chars, "a", 1, NULL, 4), " at NULL");
+    OUTSIDE(mpt_encode(chars, "a", 1, room, -1), "room for -1");
+    OUTSIDE(mpt_decode(chars, NULL, 3, text, 8), "3 tokens at NULL");
+    OUTSIDE(mpt_decode(chars, tokens, -1, text, 8), "-1 tokens");
+    OUTSIDE(mpt_decode(chars, tokens, 2, NULL, 8), "room for 8 bytes at NULL");
+    OUTSIDE(mpt_decode(chars, tokens, 2, text, -1), "room for -1 bytes");
+    OUTSIDE(mpt_decode(chars, tokens, 3, text, 8), "token 2 is -1; the vocabulary has 3");
+    OUTSIDE(mpt_decode(chars, tokens + 3, 1, text, 8), "token 0 is 99; the vocabulary has 3");
+    const struct { int64_t block, stride, samples, vocabulary; } rows[] = {
+        {INT64_C(1) << 32, 0, 0, 0}, {2, -1, 0, 0}, {2, 0, -1, 0}, {2, 0, 0, -1}, {0, 0, 0, 0}};
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        window.block = rows[k].block, window.stride = rows[k].stride;
+        window.samples = rows[k].samples, window.vocabulary = rows[k].vocabulary;
+        OUTSIDE(mpt_token_memory(c, tokens, 4, &window), "block is at least 1, the others at");
+    }
+    window.block = 2, window.stride = 0, window.samples = 0, window.vocabulary = 0;
+    OUTSIDE(mpt_token_memory(c, NULL, 4, &window), "4 tokens at NULL");
+    OUTSIDE(mpt_token_memory(c, tokens, 0, &window), "0 tokens");
+    OUTSIDE(mpt_token_memory(c, tokens, INT64_MAX, &window), "9223372036854775807 tokens");
+    OUTSIDE(mpt_token_file(c, NULL, 1, &window), "path is NULL");
+    OUTSIDE(mpt_token_file(c, longer, 1, &window), "path is too long");
+    window.random = true, window.samples = 0; /* as many as lie side by side */
+    CHECK_EQ_INT(mpt_dataset_size(mpt_token_memory(c, room, 4, &window)), 1);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {T(values_just_outside), T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
               T(bpe_of_a_long_word), T(bpe_files_damaged),   T(gpt2),
               T(windows_in_order),   T(token_files),         T(text_files),
               T(files_beyond_4_gib), T(files_are_named),     T(out_of_memory)};
