@@ -1309,7 +1309,8 @@ TEST(values_just_outside) {
     CHECK_EQ_INT(mpt_sample(pair, 3, NULL, &label), MPT_OK);
     CHECK_EQ_INT(label, 1);
     memory.count = 2, memory.target_shape = MPT_SHAPE(2);
-    OUTSIDE(mpt_sample(mpt_memory_dataset(c, &memory), 0, NULL, &label), "room for one class number");
+    pair = mpt_memory_dataset(c, &memory);
+    OUTSIDE(mpt_sample(pair, 0, NULL, &label), "room for one class number");
     mpt_loader_config loading = mpt_loader_config_default();
     double weights[4] = {1, 1, 1, 1};
     loading.workers = 1, loading.prefetch = 1 << 20;
@@ -1372,10 +1373,13 @@ TEST(steps_just_outside) {
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
         mpt_transform step = mpt_transform_default(rows[k].kind, rows[k].height, rows[k].width);
         step.padding = rows[k].padding, step.p = rows[k].p;
-        step.scale[0] = step.scale[1] = rows[k].scale, step.ratio[0] = step.ratio[1] = rows[k].ratio;
-        for (int i = 0; i < 4; i++) step.mean[i] = rows[k].mean, step.deviation[i] = rows[k].deviation;
+        step.scale[0] = step.scale[1] = rows[k].scale;
+        step.ratio[0] = step.ratio[1] = rows[k].ratio;
+        for (int i = 0; i < 4; i++)
+            step.mean[i] = rows[k].mean, step.deviation[i] = rows[k].deviation;
         mpt_transformed(data, &step, 1);
-        if (strstr(mpt_error(c), rows[k].says) == NULL) TEST_FAIL_("row %d: %s", (int)k, mpt_error(c));
+        if (!strstr(mpt_error(c), rows[k].says))
+            TEST_FAIL_("row %d: %s", (int)k, mpt_error(c));
         mpt_clear_error(c);
     }
     mpt_transform resize = mpt_transform_default(MPT_RESIZE, 2, 0); /* the shorter side */

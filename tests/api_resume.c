@@ -820,7 +820,8 @@ TEST(weights_made_by_hand) {
     mpt_context *c = mpt_create(NULL);
     mpt_load_config config = mpt_load_config_default();
     mpt_module own = make_own(c, two, NULL), norm = mpt_nn_batch_norm1d(c, 2, NULL);
-    make_archive(path, "{\"a\\u0009b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
+    make_archive(path,
+                 "{\"a\\u0009b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
     CHECK_EQ_INT(mpt_load(own, path, NULL, NULL), MPT_ERROR_FORMAT);
     expect(c, "a?b");
     config.strict = false;
@@ -872,7 +873,8 @@ TEST(metrics_that_are_not_whole) {
 
 /* Nets that nobody has used yet, and objects that are no more. */
 TEST(unused_nets) {
-    const char *fresh = test_tmp_path("fresh.safetensors"), *used = test_tmp_path("used.safetensors");
+    const char *fresh = test_tmp_path("fresh.safetensors");
+    const char *used = test_tmp_path("used.safetensors");
     uint64_t hash = 0;
     for (int round = 0; round < 2; round++) {
         mpt_context *c = mpt_create(NULL);
@@ -912,7 +914,8 @@ TEST(draws_without_steps) {
         float y[4] = {0};
         CHECK_EQ_INT(mpt_read_f32(mpt_forward(net, x), y, 4), MPT_OK);
         hash[round] = 0;
-        for (int i = 0; i < 4; i++) hash[round] = hash[round] * 31 + (uint64_t)(int64_t)(y[i] * 1e6f);
+        for (int i = 0; i < 4; i++)
+            hash[round] = hash[round] * 31 + (uint64_t)(int64_t)(y[i] * 1e6f);
         const size_t n = file_bytes(path, bytes, sizeof bytes);
         const size_t at = number_place(bytes, n, "mptrain.draws.net.0.0.count");
         if (round == 1) {
@@ -962,8 +965,8 @@ static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, v
     return true;
 }
 
-/* Datasets of seven kinds: classes with names, steps on the way, dealt out, bytes as targets, without
-   targets, made by the program, a part of one with steps; `other` ones hold something else. */
+/* Datasets of seven kinds: classes with names, steps on the way, dealt out, bytes as targets,
+   without targets, made by the program, a part of one with steps; `other` ones hold something else. */
 static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
     static const char *const csv[] = {"a,b,t\n1,2,no\n3,4,yes\n5,6,no\n",
                                       "a,b,t\n1,2,never\n3,4,ever\n5,6,never\n"};
@@ -978,7 +981,8 @@ static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
     memory.count = 3, memory.dtype = MPT_U8, memory.shape = MPT_SHAPE(1, 2, 2);
     memory.inputs = pixels;
     memset(&own, 0, sizeof own);
-    own.count = other ? 4 : 3, own.dtype = MPT_F32, own.shape = MPT_SHAPE(2), own.sample = user_sample;
+    own.count = other ? 4 : 3, own.dtype = MPT_F32, own.shape = MPT_SHAPE(2);
+    own.sample = user_sample;
     if (kind == 0) return mpt_csv_memory(c, csv[other], strlen(csv[other]), NULL);
     if (kind == 5) return mpt_user_dataset(c, &own);
     if (kind == 3) {
@@ -1124,7 +1128,8 @@ TEST_TABLE = {WITHIN_CAPTURED_STEPS NUMBERS_ON_THE_HOST T(pieces_of_one_run),
               T(snapshots_take_no_memory), T(between_steps_only),
               T(where_two_runs_part)};
 #else
-TEST_TABLE = {WITHIN_CAPTURED_STEPS NUMBERS_ON_THE_HOST T(pieces_of_one_run), T(large_pieces_that_differ),
+TEST_TABLE = {WITHIN_CAPTURED_STEPS NUMBERS_ON_THE_HOST T(pieces_of_one_run),
+              T(large_pieces_that_differ),
               T(back_and_forward),   T(captured_steps_go_back), T(on_another_device),
               T(snapshots_take_no_memory), T(between_steps_only), T(where_two_runs_part)};
 #endif

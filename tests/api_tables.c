@@ -1302,7 +1302,7 @@ TEST(texts_like_numbers) {
         if (mpt__number_like(words[i], strlen(words[i]))) TEST_FAIL_("%s", words[i]);
 }
 
-TEST_TABLE = {T(values_just_outside), T(texts_like_numbers), 
+TEST_TABLE = {T(values_just_outside), T(texts_like_numbers),
     T(numbers_are_those_of_python),
     T(what_is_no_number),
     T(zeros_without_end),

@@ -634,7 +634,8 @@ TEST(values_just_outside) {
     mpt_destroy(c);
 }
 
-TEST_TABLE = {T(values_just_outside), T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
+TEST_TABLE = {T(values_just_outside),
+              T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
               T(bpe_of_a_long_word), T(bpe_files_damaged),   T(gpt2),
               T(windows_in_order),   T(token_files),         T(text_files),
               T(files_beyond_4_gib), T(files_are_named),     T(out_of_memory)};

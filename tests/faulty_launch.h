@@ -1,5 +1,5 @@
-/* faulty_launch.h: a context whose launch number `bad_launch` fails, or copy number `bad_copy` from or
-   to the device, for tests that hold the implementation. */
+/* faulty_launch.h: a context whose launch number `bad_launch` fails, or copy number `bad_copy` from
+   or to the device, for tests that hold the implementation. */
 #ifndef FAULTY_LAUNCH_H
 #define FAULTY_LAUNCH_H
 

@@ -6,8 +6,8 @@
 #   JOBS=2  CC=cc
 # A mutant that does not compile, or whose object is the same to the byte, is none: the next is
 # taken. The last line is "N of M noticed"; before it stands each survivor with its edit, and
-# `MUTATE SEED NUMBER out.c FILE...` makes it again. A mutant takes half a minute to three. Whether the
-# suite passes unbroken is asked once for the same sources: a run that goes on does not ask again.
+# `MUTATE SEED NUMBER out.c FILE...` makes it again. A mutant takes half a minute to three. Whether
+# the suite passes unbroken is asked once for the same sources: a run that goes on does not ask.
 set -u
 export LC_ALL=C
 build=$1 mutate=$2 wanted=$3 seed=$4
