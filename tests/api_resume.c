@@ -966,7 +966,8 @@ static bool user_sample(void *user, int64_t index, uint64_t seed, void *input, v
 }
 
 /* Datasets of seven kinds: classes with names, steps on the way, dealt out, bytes as targets,
-   without targets, made by the program, a part of one with steps; `other` ones hold something else. */
+   without targets, made by the program, a part of one with steps; `other` ones hold something
+   else. */
 static mpt_dataset dataset_of(mpt_context *c, int kind, bool other) {
     static const char *const csv[] = {"a,b,t\n1,2,no\n3,4,yes\n5,6,no\n",
                                       "a,b,t\n1,2,never\n3,4,ever\n5,6,never\n"};

@@ -1,9 +1,8 @@
 /* test_tour_faults.c: a tour of the library in short stops, each with every allocation refused,
    every launch and copy failing and every call of the file callbacks failing in turn. A stop then
    ends in one error of that kind or with the numbers of an untroubled one; after mpt_clear_error
-   the same
-   stop works in the same context, and the end of the context gives all memory back. The log calls
-   mpt_clear_error at once, which must not take the error from who still works with it. */
+   the same stop works in the same context, and the end of the context gives all memory back. The
+   log calls mpt_clear_error at once, which must not take the error from who still works with it. */
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
