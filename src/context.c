@@ -7,6 +7,7 @@
 #include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
+#include "watch/flight.c"
 #include "watch/profile.c"
 #include "watch/trace.c"
 
