@@ -22927,9 +22927,7 @@ static const char *mpt__path_now(const mpt__base *base) {
 	return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 
-#ifdef MPTRAIN_NO_WATCH
-#define mpt__launch_path(ctx, launch) 0
-#else
+#ifndef MPTRAIN_NO_WATCH
 /* The path of the module that a launch belongs to, which of one that is replayed was noted. */
 static uint16_t mpt__launch_path(const mpt_context *ctx, const mpt__launch *launch) {
 	const uint32_t path = launch->path ? launch->path
@@ -23346,7 +23344,9 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
 	}
 	mpt__launch *kept = &recorder->launches[recorder->count++];
 	*kept = *launch;
+#ifndef MPTRAIN_NO_WATCH
 	kept->path = mpt__launch_path(ctx, launch);
+#endif
 	mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 
@@ -38248,13 +38248,19 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
-/* A clock of the user's is not asked from other threads. */
-static double mpt__worker_now(const mpt__loader *loader) {
-#ifdef MPTRAIN_NO_WATCH
-	return (void)loader, 0.0;
-#else
+/* Notes who made the batch and when; a clock of the user's is not asked from other threads. */
+static void mpt__worker_make(
+	const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
+	const mpt__loader *loader = worker->loader;
+#ifndef MPTRAIN_NO_WATCH
 	const mpt_clock *clock = &loader->base->clock;
-	return clock->now == mpt__system_now ? clock->now(clock->user) : 0.0;
+	const bool tells = clock->now == mpt__system_now;
+	slot->worker = (int)(worker - loader->workers) + 1;
+	slot->began = tells ? clock->now(clock->user) : 0.0;
+#endif
+	mpt__batch_make(loader, slot, number, worker->scratch);
+#ifndef MPTRAIN_NO_WATCH
+	slot->ended = tells ? clock->now(clock->user) : 0.0;
 #endif
 }
 
@@ -38272,10 +38278,7 @@ static void mpt__worker_run(void *argument) {
 		mpt__loader_slot *slot = &loader->slots[number % loader->slot_count];
 		loader->busy++;
 		thread->mutex_unlock(thread->user, loader->mutex);
-		slot->began = mpt__worker_now(loader);
-		mpt__batch_make(loader, slot, number, worker->scratch);
-		slot->ended = mpt__worker_now(loader);
-		slot->worker = (int)(worker - loader->workers) + 1;
+		mpt__worker_make(worker, slot, number);
 		thread->mutex_lock(thread->user, loader->mutex);
 		worker->samples += mpt__batch_size(loader, number);
 		slot->ready = true;
@@ -38375,7 +38378,9 @@ static mpt__loader_slot *mpt__loader_wait(mpt_context *ctx, mpt__loader *loader)
 	}
 	const double end = clock->now(clock->user);
 	loader->seconds_waited += end - start;
-#ifndef MPTRAIN_NO_WATCH
+#ifdef MPTRAIN_NO_WATCH
+	(void)ctx;
+#else
 	const int worker = slot->worker + (int)(loader->id.slot - 1) * MPT__MAX_WORKERS;
 	const mpt__batch_wait wait = {
 		start, end, slot->ended > 0 ? worker : 0, slot->began, slot->ended};
@@ -52329,6 +52334,7 @@ mpt_profile_config mpt_profile_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
+/* mpt_profile_begin tells; what there is to read after it is nothing. */
 MPT__BEGIN_ABSENT
 static void mpt__profile_free(mpt_context *ctx) {}
 
@@ -52340,26 +52346,24 @@ mpt_status mpt_profile_end(mpt_context *ctx) { return mpt__status_of(ctx); }
 
 int64_t mpt_profile_rows(
 	mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
-	return mpt__watch_missing(ctx, "mpt_profile_rows"), -1;
+	return -1;
 }
 
 mpt_profile_total mpt_get_profile_total(mpt_context *ctx) {
 	mpt_profile_total total;
 	mpt__zero(total);
-	total.all.name = "-", total.all.phase = "";
-	mpt__watch_missing(ctx, "mpt_get_profile_total");
+	total.all.name = total.all.phase = "";
 	return total;
 }
 
 size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
 	mpt__text_make(text, size);
-	mpt__watch_missing(ctx, "mpt_profile_text");
 	return 0;
 }
 
 int64_t mpt_profile_spans(
 	mpt_context *ctx, void (*each)(void *user, const mpt_profile_span *span), void *user) {
-	return mpt__watch_missing(ctx, "mpt_profile_spans"), -1;
+	return -1;
 }
 MPT__END_ABSENT
 

@@ -493,9 +493,7 @@ static const char *mpt__path_now(const mpt__base *base) {
     return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 
-#ifdef MPTRAIN_NO_WATCH
-#define mpt__launch_path(ctx, launch) 0
-#else
+#ifndef MPTRAIN_NO_WATCH
 /* The path of the module that a launch belongs to, which of one that is replayed was noted. */
 static uint16_t mpt__launch_path(const mpt_context *ctx, const mpt__launch *launch) {
     const uint32_t path = launch->path ? launch->path

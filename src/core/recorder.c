@@ -84,7 +84,9 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
     }
     mpt__launch *kept = &recorder->launches[recorder->count++];
     *kept = *launch;
+#ifndef MPTRAIN_NO_WATCH
     kept->path = mpt__launch_path(ctx, launch);
+#endif
     mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 

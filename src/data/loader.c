@@ -199,13 +199,19 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
-/* A clock of the user's is not asked from other threads. */
-static double mpt__worker_now(const mpt__loader *loader) {
-#ifdef MPTRAIN_NO_WATCH
-    return (void)loader, 0.0;
-#else
+/* Notes who made the batch and when; a clock of the user's is not asked from other threads. */
+static void mpt__worker_make(
+    const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
+    const mpt__loader *loader = worker->loader;
+#ifndef MPTRAIN_NO_WATCH
     const mpt_clock *clock = &loader->base->clock;
-    return clock->now == mpt__system_now ? clock->now(clock->user) : 0.0;
+    const bool tells = clock->now == mpt__system_now;
+    slot->worker = (int)(worker - loader->workers) + 1;
+    slot->began = tells ? clock->now(clock->user) : 0.0;
+#endif
+    mpt__batch_make(loader, slot, number, worker->scratch);
+#ifndef MPTRAIN_NO_WATCH
+    slot->ended = tells ? clock->now(clock->user) : 0.0;
 #endif
 }
 
@@ -223,10 +229,7 @@ static void mpt__worker_run(void *argument) {
         mpt__loader_slot *slot = &loader->slots[number % loader->slot_count];
         loader->busy++;
         thread->mutex_unlock(thread->user, loader->mutex);
-        slot->began = mpt__worker_now(loader);
-        mpt__batch_make(loader, slot, number, worker->scratch);
-        slot->ended = mpt__worker_now(loader);
-        slot->worker = (int)(worker - loader->workers) + 1;
+        mpt__worker_make(worker, slot, number);
         thread->mutex_lock(thread->user, loader->mutex);
         worker->samples += mpt__batch_size(loader, number);
         slot->ready = true;
@@ -326,7 +329,9 @@ static mpt__loader_slot *mpt__loader_wait(mpt_context *ctx, mpt__loader *loader)
     }
     const double end = clock->now(clock->user);
     loader->seconds_waited += end - start;
-#ifndef MPTRAIN_NO_WATCH
+#ifdef MPTRAIN_NO_WATCH
+    (void)ctx;
+#else
     const int worker = slot->worker + (int)(loader->id.slot - 1) * MPT__MAX_WORKERS;
     const mpt__batch_wait wait = {
         start, end, slot->ended > 0 ? worker : 0, slot->began, slot->ended};
