@@ -2265,6 +2265,131 @@ MPTRAIN_API mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *context)
 MPTRAIN_API void mpt_request_stop(mpt_context *context, bool stop);
 MPTRAIN_API bool mpt_stop_requested(const mpt_context *context);
 
+/* ==== Captured steps ========================================================================= */
+
+/* A whole training step on inputs x and y (either may be null): calls mpt_step_begin first and
+   mpt_step_end last, once. */
+typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
+
+/* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
+   fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
+   and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
+   writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
+   the device (mpt_item) is an error in it; use mpt_metric_push. It may be a part of a step: leave
+   gradients that add up until an optimizer outside takes and clears them. */
+MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
+/* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
+   short, go through `fn`, and so do steps that find other gradients than there were then, if they
+   add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
+   mpt_train, mpt_eval, mpt_freeze, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a
+   scaler's factors the step is recorded anew. Where it cannot be captured, every call runs `fn`,
+   and the log says why. With config.debug every 16th call does and names the first launch that
+   differs. */
+MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
+/* A part of such a step, between two frames of a game: begins a step on x and y where none is under
+   way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
+   are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
+   are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
+   steps, backward passes and recordings are errors, and changing one of its tensors makes the next
+   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
+   step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
+   ends it where weights, states or metrics have changed. */
+MPTRAIN_API mpt_status mpt_step_slice(
+	mpt_captured captured, mpt_tensor x, mpt_tensor y, double seconds, bool *done);
+/* How many steps so far ran without `fn`; -1 on error. */
+MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
+MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
+
+/* ==== Fit ==================================================================================== */
+
+typedef struct mpt_progress {
+	int epoch, epochs;                           /* from 1 */
+	int64_t batch, batches;                      /* from 1 */
+	double loss;                                 /* mean of this epoch so far */
+	double validation_loss, validation_accuracy; /* NaN until there are some */
+	double scale;                                /* loss scale, 1 without a scaler */
+	int64_t skipped_steps;
+	double steps_per_second, seconds, eta_seconds;
+	double seconds_waited; /* of them for batches to train on */
+	bool epoch_end;
+	int64_t step;     /* of the whole fit, from 1; behind an epoch that of its last batch */
+	double lr;        /* of the first group, for the next step; NaN once the optimizer is gone */
+	double grad_norm; /* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
+						 is what the host knows by now: on a GPU that of an earlier step */
+	int64_t memory;   /* bytes in live use */
+	const char *text; /* the line the library would show: bar, figures, ETA */
+} mpt_progress;
+
+typedef struct mpt_fit_config {
+	int epochs;            /* 5; the first takes what is left of an epoch that is open */
+	mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
+							  MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
+	mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
+	mpt_loader validation; /* null handle: none */
+	double clip_norm;      /* 0: no clipping */
+	bool grad_norm;        /* false; measures mpt_progress.grad_norm without clipping, too */
+	mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	/* Called after every step and epoch; false stops the training. */
+	bool (*progress)(void *user, const mpt_progress *progress);
+	void *user;
+	int patience;           /* 0; epochs without a better validation loss before stopping */
+	const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
+							   or, as long as there was no finite one, the last epoch whose mean
+							   loss and weights are finite, or, where none is, the last one */
+	bool stop_on_nan;       /* true: an epoch that leaves a mean loss or weights that are not finite
+							 is the last, with MPT_ERROR_NUMERIC. Where a scaler with patience skips
+							 such steps, it is the one to give up */
+	bool restore_weights;   /* true: then the weights and buffers are again those behind the last
+							 finite epoch, or those before the fit; it takes a copy of them. States
+							 of the optimizer stay: make a new one to go on */
+	const char *checkpoints; /* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
+								that was killed goes on, and one that is complete says what it said.
+								Weights of restore_weights are in its files */
+	int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
+	bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
+} mpt_fit_config;
+/* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
+   of the epoch under way, or NaN where there is none. */
+typedef struct mpt_fit_result {
+	mpt_status status;
+	int epochs;
+	double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
+	double seconds_waited; /* for batches to train on; more workers make it less */
+	int64_t steps, skipped_steps;
+	bool stopped_early; /* by progress or patience */
+	bool interrupted;   /* by mpt_request_stop: neither judged nor validated, to be gone on with */
+} mpt_fit_result;
+MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
+/* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
+   training mode; a net that is in mpt_eval as a whole is in training meanwhile, but for what was
+   frozen. */
+MPTRAIN_API mpt_fit_result mpt_fit(
+	mpt_module net, mpt_optimizer optimizer, mpt_loader train, const mpt_fit_config *config);
+/* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over
+   a whole epoch of the loader. For other losses: validation in mpt_fit, or a loop. */
+typedef struct mpt_evaluation {
+	mpt_status status;
+	double loss, accuracy;
+	int64_t samples;
+} mpt_evaluation;
+MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPT__FACE_TRAINING_INCLUDED */
+/* ----
+ * face/inspection.h: the public API of what looks at a training: metrics, counters, the profiler,
+ * NaN and anomalies, flights, graphs, statistics, recordings.
+ * ---- */
+#ifndef MPT__FACE_INSPECTION_INCLUDED
+#define MPT__FACE_INSPECTION_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
@@ -2393,8 +2518,8 @@ MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
    Which step and op went wrong is found by training again, from the start or a checkpoint, in a
    program that calls mpt_flight_replay with that log instead: the first op that writes other bits
    than the log says is in the report of mpt_flight_end, and in the log as a warning. Bits are the
-   same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF, but for those of a
-   NaN: a step with NaN in it, as one that a scaler skips, may be named on another kind of machine. */
+   same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF, but for those of
+   NaN: a step with one in it, as that which a scaler skips, may be named on another machine. */
 typedef enum mpt_flight_level {
 	MPT_FLIGHT_STEPS, /* the step that differs is named */
 	MPT_FLIGHT_OPS    /* the op, too; all that a step writes is read once more for it */
@@ -2540,120 +2665,10 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
 MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording);
 MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
 
-/* ==== Captured steps ========================================================================= */
-
-/* A whole training step on inputs x and y (either may be null): calls mpt_step_begin first and
-   mpt_step_end last, once. */
-typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
-
-/* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
-   fixed copies of x and y, on a GPU as one CUDA graph. Step number, dropout, loss scale, schedules
-   and counters go on as they would. `fn` has to do the same each time: what it decides by itself or
-   writes from the host (mpt_write, mpt_from inside the step) cannot be repeated, and what waits for
-   the device (mpt_item) is an error in it; use mpt_metric_push. It may be a part of a step: leave
-   gradients that add up until an optimizer outside takes and clears them. */
-MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user);
-/* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
-   short, go through `fn`, and so do steps that find other gradients than there were then, if they
-   add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, mpt_freeze, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a
-   scaler's factors the step is recorded anew. Where it cannot be captured, every call runs `fn`,
-   and the log says why. With config.debug every 16th call does and names the first launch that
-   differs. */
-MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
-/* A part of such a step, between two frames of a game: begins a step on x and y where none is under
-   way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
-   are over; 0: after one launch. *done (may be NULL) tells whether the step is complete. The bits
-   are those of mpt_captured_step. x and y are read when the step begins. Until it is done, other
-   steps, backward passes and recordings are errors, and changing one of its tensors makes the next
-   slice one; a forward pass is allowed, and sees what the step has done so far. What a captured
-   step does by hand, and all of it on a GPU, is one slice. mpt_clear_error gives the step up, or
-   ends it where weights, states or metrics have changed. */
-MPTRAIN_API mpt_status mpt_step_slice(
-	mpt_captured captured, mpt_tensor x, mpt_tensor y, double seconds, bool *done);
-/* How many steps so far ran without `fn`; -1 on error. */
-MPTRAIN_API int64_t mpt_captured_count(mpt_captured captured);
-MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
-
-/* ==== Fit ==================================================================================== */
-
-typedef struct mpt_progress {
-	int epoch, epochs;                           /* from 1 */
-	int64_t batch, batches;                      /* from 1 */
-	double loss;                                 /* mean of this epoch so far */
-	double validation_loss, validation_accuracy; /* NaN until there are some */
-	double scale;                                /* loss scale, 1 without a scaler */
-	int64_t skipped_steps;
-	double steps_per_second, seconds, eta_seconds;
-	double seconds_waited; /* of them for batches to train on */
-	bool epoch_end;
-	int64_t step;     /* of the whole fit, from 1; behind an epoch that of its last batch */
-	double lr;        /* of the first group, for the next step; NaN once the optimizer is gone */
-	double grad_norm; /* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
-						 is what the host knows by now: on a GPU that of an earlier step */
-	int64_t memory;   /* bytes in live use */
-	const char *text; /* the line the library would show: bar, figures, ETA */
-} mpt_progress;
-
-typedef struct mpt_fit_config {
-	int epochs;            /* 5; the first takes what is left of an epoch that is open */
-	mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
-							  MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
-	mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
-	mpt_loader validation; /* null handle: none */
-	double clip_norm;      /* 0: no clipping */
-	bool grad_norm;        /* false; measures mpt_progress.grad_norm without clipping, too */
-	mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
-	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
-	/* Called after every step and epoch; false stops the training. */
-	bool (*progress)(void *user, const mpt_progress *progress);
-	void *user;
-	int patience;           /* 0; epochs without a better validation loss before stopping */
-	const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
-							   or, as long as there was no finite one, the last epoch whose mean
-							   loss and weights are finite, or, where none is, the last one */
-	bool stop_on_nan;       /* true: an epoch that leaves a mean loss or weights that are not finite
-							 is the last, with MPT_ERROR_NUMERIC. Where a scaler with patience skips
-							 such steps, it is the one to give up */
-	bool restore_weights;   /* true: then the weights and buffers are again those behind the last
-							 finite epoch, or those before the fit; it takes a copy of them. States
-							 of the optimizer stay: make a new one to go on */
-	const char *checkpoints; /* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
-								that was killed goes on, and one that is complete says what it said.
-								Weights of restore_weights are in its files */
-	int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
-	bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
-} mpt_fit_config;
-/* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
-   of the epoch under way, or NaN where there is none. */
-typedef struct mpt_fit_result {
-	mpt_status status;
-	int epochs;
-	double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
-	double seconds_waited; /* for batches to train on; more workers make it less */
-	int64_t steps, skipped_steps;
-	bool stopped_early; /* by progress or patience */
-	bool interrupted;   /* by mpt_request_stop: neither judged nor validated, to be gone on with */
-} mpt_fit_result;
-MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
-/* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
-   training mode; a net that is in mpt_eval as a whole is in training meanwhile, but for what was
-   frozen. */
-MPTRAIN_API mpt_fit_result mpt_fit(
-	mpt_module net, mpt_optimizer optimizer, mpt_loader train, const mpt_fit_config *config);
-/* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over
-   a whole epoch of the loader. For other losses: validation in mpt_fit, or a loop. */
-typedef struct mpt_evaluation {
-	mpt_status status;
-	double loss, accuracy;
-	int64_t samples;
-} mpt_evaluation;
-MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision);
-
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__FACE_TRAINING_INCLUDED */
+#endif /* MPT__FACE_INSPECTION_INCLUDED */
 /* ----
  * face/models.h: the public API of what convolutional networks and transformers are made of.
  * ---- */

@@ -22,6 +22,7 @@
 #include "face/manual.h"
 #include "face/tensors.h"
 #include "face/training.h"
+#include "face/inspection.h"
 #include "face/models.h"
 #include "face/data.h"
 

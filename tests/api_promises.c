@@ -7,8 +7,8 @@
 #include "harness.h"
 
 static const char *const texts[] = {"src/face/manual.h",    "src/face/tensors.h",
-                                    "src/face/training.h", "src/face/models.h",
-                                    "src/face/data.h",  "README.md"};
+                                    "src/face/training.h", "src/face/inspection.h",
+                                    "src/face/models.h", "src/face/data.h", "README.md"};
 /* What makes a sentence a promise of that kind. */
 static const char *const words[] = {
     "an error",         "are errors", "error that",   "must ",

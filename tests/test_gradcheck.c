@@ -926,7 +926,8 @@ static void note_functions(const char *text) {
 
 static bool read_functions(void) {
     static const char *const files[] = {"src/face/tensors.h", "src/face/training.h",
-                                         "src/face/models.h", "src/face/data.h"};
+                                         "src/face/inspection.h", "src/face/models.h",
+                                         "src/face/data.h"};
     static char text[1 << 18];
     function_count = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {

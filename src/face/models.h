@@ -4,7 +4,7 @@
 #ifndef MPT__FACE_MODELS_INCLUDED
 #define MPT__FACE_MODELS_INCLUDED
 
-#include "face/training.h"
+#include "face/inspection.h"
 
 #ifdef __cplusplus
 extern "C" {
