@@ -112,7 +112,7 @@ typedef struct mpt_journal_entry {
 	const unsigned char *png;     /* of an image: a file of that format; else NULL */
 	size_t png_bytes;             /* of that file */
 	int width, height, channels;  /* of an image, else 0 */
-	const unsigned char *graph;   /* of a net: a message of the type tensorflow.GraphDef; else NULL */
+	const unsigned char *graph;   /* of a net: a tensorflow.GraphDef, a message; else NULL */
 	size_t graph_bytes;           /* of that message */
 } mpt_journal_entry;
 
@@ -632,6 +632,24 @@ static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
 	line[n] = '\0';
 	line[strcspn(line, "\r\n")] = '\0';
 	return n > 0;
+}
+
+/* Replaces a file as a whole: who reads it sees the old one or the new one. */
+static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
+	mpt__tools_bytes name = {NULL, 0, 0, false};
+	mpt__tools_bytes_put_text(&name, path);
+	mpt__tools_bytes_put(&name, ".new", 5);
+	const char *beside = (const char *)name.data;
+	FILE *file = name.failed || bytes->failed ? NULL : mpt__tools_file_open(beside, "wb");
+	bool fine = file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size;
+	if (file && fclose(file) != 0) fine = false;
+	fine = fine && mpt__tools_file_move(beside, path) == 0;
+	if (file && !fine) mpt__tools_file_remove(beside);
+	const mpt_status status = fine     ? MPT_OK
+		: name.failed || bytes->failed ? MPT_ERROR_MEMORY
+									   : MPT_ERROR_IO;
+	mpt__tools_bytes_free(&name);
+	return status;
 }
 
 static bool mpt__tools_is_separator(char c) {
@@ -3354,24 +3372,6 @@ static void mpt__tools_put_escaped(mpt__tools_bytes *to, const char *text) {
 		else if ((unsigned char)*text >= 32)
 			mpt__tools_bytes_put(to, text, 1);
 	}
-}
-
-/* Replaces a file as a whole: who reads it sees the old one or the new one. */
-static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
-	mpt__tools_bytes name = {NULL, 0, 0, false};
-	mpt__tools_bytes_put_text(&name, path);
-	mpt__tools_bytes_put(&name, ".new", 5);
-	const char *beside = (const char *)name.data;
-	FILE *file = name.failed || bytes->failed ? NULL : mpt__tools_file_open(beside, "wb");
-	bool fine = file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size;
-	if (file && fclose(file) != 0) fine = false;
-	fine = fine && mpt__tools_file_move(beside, path) == 0;
-	if (file && !fine) mpt__tools_file_remove(beside);
-	const mpt_status status = fine     ? MPT_OK
-		: name.failed || bytes->failed ? MPT_ERROR_MEMORY
-									   : MPT_ERROR_IO;
-	mpt__tools_bytes_free(&name);
-	return status;
 }
 
 /* ==== Words ==== */

@@ -165,6 +165,24 @@ static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
     return n > 0;
 }
 
+/* Replaces a file as a whole: who reads it sees the old one or the new one. */
+static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
+    mpt__tools_bytes name = {NULL, 0, 0, false};
+    mpt__tools_bytes_put_text(&name, path);
+    mpt__tools_bytes_put(&name, ".new", 5);
+    const char *beside = (const char *)name.data;
+    FILE *file = name.failed || bytes->failed ? NULL : mpt__tools_file_open(beside, "wb");
+    bool fine = file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size;
+    if (file && fclose(file) != 0) fine = false;
+    fine = fine && mpt__tools_file_move(beside, path) == 0;
+    if (file && !fine) mpt__tools_file_remove(beside);
+    const mpt_status status = fine     ? MPT_OK
+        : name.failed || bytes->failed ? MPT_ERROR_MEMORY
+                                       : MPT_ERROR_IO;
+    mpt__tools_bytes_free(&name);
+    return status;
+}
+
 static bool mpt__tools_is_separator(char c) {
 #ifdef _WIN32
     if (c == '\\') return true;

@@ -1,8 +1,8 @@
 /* ----
  * tools/graph.c: a traced net as a table and for Graphviz.
  * ---- */
-#ifndef MPT__TOOLS_GRAPH_INCLUDED
-#define MPT__TOOLS_GRAPH_INCLUDED
+#ifndef MPT__GRAPH_INCLUDED
+#define MPT__GRAPH_INCLUDED
 
 #include "text.c"
 
@@ -34,24 +34,6 @@ static void mpt__tools_put_escaped(mpt__tools_bytes *to, const char *text) {
         else if ((unsigned char)*text >= 32)
             mpt__tools_bytes_put(to, text, 1);
     }
-}
-
-/* Replaces a file as a whole: who reads it sees the old one or the new one. */
-static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
-    mpt__tools_bytes name = {NULL, 0, 0, false};
-    mpt__tools_bytes_put_text(&name, path);
-    mpt__tools_bytes_put(&name, ".new", 5);
-    const char *beside = (const char *)name.data;
-    FILE *file = name.failed || bytes->failed ? NULL : mpt__tools_file_open(beside, "wb");
-    bool fine = file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size;
-    if (file && fclose(file) != 0) fine = false;
-    fine = fine && mpt__tools_file_move(beside, path) == 0;
-    if (file && !fine) mpt__tools_file_remove(beside);
-    const mpt_status status = fine     ? MPT_OK
-        : name.failed || bytes->failed ? MPT_ERROR_MEMORY
-                                       : MPT_ERROR_IO;
-    mpt__tools_bytes_free(&name);
-    return status;
 }
 
 /* ==== Words ==== */

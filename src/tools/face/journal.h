@@ -55,7 +55,7 @@ typedef struct mpt_journal_entry {
     const unsigned char *png;     /* of an image: a file of that format; else NULL */
     size_t png_bytes;             /* of that file */
     int width, height, channels;  /* of an image, else 0 */
-    const unsigned char *graph;   /* of a net: a message of the type tensorflow.GraphDef; else NULL */
+    const unsigned char *graph;   /* of a net: a tensorflow.GraphDef, a message; else NULL */
     size_t graph_bytes;           /* of that message */
 } mpt_journal_entry;
 
