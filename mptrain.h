@@ -20650,8 +20650,8 @@ struct mpt_context {
 	struct mpt__recording *recorder; /* core/recorder.c */
 	bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
 	struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
-	struct mpt__profile *profile; /* watch/profile.c; NULL: there was none */
-	struct mpt__flight *flight;   /* watch/flight.c; NULL: off */
+	const char *isa_name;   /* of the level, for watch/ */
+	void *profile, *flight; /* of watch/; NULL: there was none; off */
 	bool (*flight_end)(mpt_context *ctx); /* a pointer, as anomaly mode has one */
 	bool timed_products, tf32;    /* mpt_benchmark */
 	bool capturing;               /* what is recorded is to run without the host .. */
@@ -52455,7 +52455,7 @@ static double mpt__profile_now(const mpt_context *ctx) {
 /* A span; NULL once there is room for no more. */
 static mpt__profile_span *mpt__profile_span_new(
 	mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	if (profile->span_count == profile->config.spans) {
 		profile->left_out += profile->config.spans > 0;
 		return NULL;
@@ -52471,7 +52471,7 @@ static mpt__profile_span *mpt__profile_span_new(
 /* Where there is no room for what would be around others, none of them is kept. */
 static void mpt__profile_open(
 	mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	if (profile->depth == MPT__PROFILE_DEPTH) return;
 	mpt__profile_span *span = mpt__profile_span_new(ctx, kind, id, phase, start);
 	if (span) profile->open[profile->depth++] = span;
@@ -52495,7 +52495,7 @@ static void mpt__profile_turn(mpt__profile *profile) {
 
 /* A repeated step has no beginning of its own: it is from its first launch to its last. */
 static void mpt__profile_repeated(mpt_context *ctx, const mpt__profile_origin *origin) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	if (ctx->step_depth) return;
 	if (mpt__profile_steps_open(profile) &&
 		(!origin->replayed || profile->open[0]->step != origin->step))
@@ -52507,7 +52507,7 @@ static void mpt__profile_repeated(mpt_context *ctx, const mpt__profile_origin *o
 
 /* The row of a path, which knows the module above; NULL on error. */
 static mpt__profile_module *mpt__profile_module_row(mpt_context *ctx, uint32_t path) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	if (!mpt__room(ctx, profile->modules, profile->module_capacity, (int64_t)path + 1)) return NULL;
 	mpt__profile_module *row = &profile->modules[path];
 	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
@@ -52536,7 +52536,7 @@ static int mpt__profile_chain(mpt_context *ctx, uint32_t path, uint32_t *chain) 
 
 /* Ends what a launch is not in, and begins what it is in. */
 static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *origin) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	uint32_t chain[MPT__PROFILE_DEPTH];
 	mpt__profile_repeated(ctx, origin);
 	int n = mpt__profile_chain(ctx, origin->path, chain), same = 0;
@@ -52556,7 +52556,7 @@ static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *orig
 
 static void mpt__profile_launch_span(
 	mpt_context *ctx, const mpt__launch *launch, const mpt__profile_sum *one, double end) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	mpt__profile_span *span = mpt__profile_span_new(
 		ctx, MPT_SPAN_LAUNCH, launch->kernel, launch->phase, profile->start);
 	if (!span) return;
@@ -52695,7 +52695,7 @@ static const struct {
 #define MPT__PROFILE_HEARS (int)(sizeof mpt__profile_hears / sizeof mpt__profile_hears[0])
 
 static void mpt__profile_stop(mpt_context *ctx) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	if (!profile->on) return;
 	for (int i = 0; i < MPT__PROFILE_HEARS; i++)
 		mpt__listen_no_more(ctx, mpt__profile_hears[i].event, mpt__profile_hears[i].hear);
@@ -52707,7 +52707,7 @@ static void mpt__profile_stop(mpt_context *ctx) {
 }
 
 static void mpt__profile_drop(mpt_context *ctx) {
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	mpt__profile_stop(ctx);
 	mpt__room_free(ctx, profile->modules, profile->module_capacity);
 	mpt__room_free(ctx, profile->spans, profile->spans ? profile->config.spans : 0);
@@ -52716,7 +52716,7 @@ static void mpt__profile_drop(mpt_context *ctx) {
 }
 
 static void mpt__profile_free(mpt_context *ctx) {
-	if (ctx->profile) ctx->profile->free(ctx);
+	if (ctx->profile) ((mpt__profile *)ctx->profile)->free(ctx);
 }
 
 static bool mpt__profile_check(mpt_context *ctx, const mpt_profile_config *config) {
@@ -52756,7 +52756,7 @@ mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config)
 	if (!mpt__profile_check(ctx, config)) return ctx->base.status;
 	mpt__profile_free(ctx);
 	if (!mpt__profile_make(ctx, config)) return ctx->base.status;
-	mpt__profile *profile = ctx->profile;
+	mpt__profile *profile = (mpt__profile *)ctx->profile;
 	mpt__wait(ctx); /* for what was launched before */
 	profile->on = true;
 	for (int i = 0; i < MPT__PROFILE_HEARS && mpt__ok(ctx); i++)
@@ -52780,7 +52780,7 @@ static mpt__profile *mpt__profile_read(mpt_context *ctx, const char *call) {
 	if (!mpt__enter(ctx, call)) return NULL;
 	if (!ctx->profile)
 		mpt__error(ctx, STATE, "there is no profile; mpt_profile_begin begins one");
-	return ctx->profile;
+	return (mpt__profile *)ctx->profile;
 }
 
 static mpt_profile_row mpt__profile_row_of(
@@ -52802,7 +52802,7 @@ static int64_t mpt__profile_places(const mpt__profile *profile, mpt_profile_by b
 
 /* Row i of all that there may be. */
 static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by by, int64_t i) {
-	const mpt__profile *profile = ctx->profile;
+	const mpt__profile *profile = (const mpt__profile *)ctx->profile;
 	const int64_t id = i / MPT__PROFILE_PHASES;
 	const int phase = (int)(i % MPT__PROFILE_PHASES);
 	const char *name = "-";
@@ -52819,7 +52819,7 @@ static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by b
 /* The rows of most time, in that order; returns how many there are. */
 static int64_t mpt__profile_sorted(
 	const mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
-	const int64_t places = mpt__profile_places(ctx->profile, by);
+	const int64_t places = mpt__profile_places((const mpt__profile *)ctx->profile, by);
 	int64_t count = 0;
 	for (int64_t i = 0; i < places; i++) {
 		const mpt_profile_row row = mpt__profile_row(ctx, by, i);
@@ -52847,7 +52847,7 @@ int64_t mpt_profile_rows(
 }
 
 static mpt_profile_total mpt__profile_total_of(const mpt_context *ctx) {
-	const mpt__profile *profile = ctx->profile;
+	const mpt__profile *profile = (const mpt__profile *)ctx->profile;
 	mpt_profile_total total;
 	total.seconds = (profile->on ? mpt__profile_now(ctx) : profile->ended) - profile->began;
 	total.steps = (profile->on ? ctx->now.step : profile->last_step) - profile->first_step;
@@ -52925,9 +52925,10 @@ static void mpt__profile_table(
 	const mpt_context *ctx, mpt__text *out, mpt_profile_by by, const char *title) {
 	mpt_profile_row rows[MPT__PROFILE_TEXT_ROWS];
 	const int64_t count = mpt__profile_sorted(ctx, by, rows, MPT__PROFILE_TEXT_ROWS);
-	const double all = ctx->profile->all.seconds;
-	bool ceilings = ctx->profile->config.copy > 0;
-	for (int i = 0; i < 3; i++) ceilings = ceilings || ctx->profile->config.product[i] > 0;
+	const mpt__profile *profile = (const mpt__profile *)ctx->profile;
+	const double all = profile->all.seconds;
+	bool ceilings = profile->config.copy > 0;
+	for (int i = 0; i < 3; i++) ceilings = ceilings || profile->config.product[i] > 0;
 	mpt__write_text(out, "\n");
 	mpt__profile_words(out, 36, title);
 	mpt__write_text(out, "   calls launches        ms       %%     GFLOP   GFLOP/s        MB");
@@ -53460,7 +53461,7 @@ static void mpt__flight_drop_log(mpt_context *ctx, mpt__flight *flight) {
 
 /* Ends it, with what it has still to write; false if not all of it was written. */
 static bool mpt__flight_done(mpt_context *ctx) {
-	mpt__flight *flight = ctx->flight;
+	mpt__flight *flight = (mpt__flight *)ctx->flight;
 	const mpt_io *io = mpt__io(&ctx->base);
 	for (int i = 0; i < MPT__FLIGHT_HEARS; i++)
 		mpt__listen_no_more(ctx, mpt__flight_hears[i].event, mpt__flight_hears[i].hear);
@@ -53485,6 +53486,7 @@ static void mpt__flight_free(mpt_context *ctx) {
 
 /* A recorder of this path, if there can be one now. */
 static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
+	mpt__flight *flight = (mpt__flight *)ctx->flight;
 	if (mpt__no_files(ctx)) return NULL;
 	if (!path || !*path || strlen(path) >= MPT__PATH_SIZE)
 		return mpt__error(ctx, ARGUMENT, "path is %s", path && *path ? "too long" : "empty"),
@@ -53492,13 +53494,13 @@ static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
 	if (ctx->step_depth)
 		return mpt__error(ctx, STATE, "step %lld is open; call it between steps", ctx->now.step),
 			   (mpt__flight *)NULL;
-	if (ctx->flight)
-		return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", ctx->flight->path),
+	if (flight)
+		return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", flight->path),
 			   (mpt__flight *)NULL;
 	if (!ctx->backend.synchronous)
 		return mpt__error(ctx, UNSUPPORTED, "flights are recorded and compared on the CPU alone"),
 			   (mpt__flight *)NULL;
-	mpt__flight *flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
+	flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
 	if (!flight) return NULL;
 	mpt__format_text(flight->path, sizeof flight->path, "%s", path);
 	flight->length = MPT__FLIGHT_BEFORE;
@@ -53516,7 +53518,7 @@ static mpt_status mpt__flight_listen(mpt_context *ctx, mpt__flight *flight) {
 
 /* The first piece. */
 static void mpt__flight_state_training(mpt_context *ctx, mpt__flight *flight) {
-	const char *isa = mpt_isa_name(mpt_get_isa(ctx));
+	const char *isa = ctx->isa_name;
 	const size_t n = strlen(isa);
 	uint8_t *to = flight->block + 8;
 	mpt__flight_put(to, MPT__FLIGHT_FORMAT, 4);
@@ -53579,8 +53581,7 @@ mpt_status mpt_flight_begin(mpt_context *ctx, const char *path, const mpt_flight
 
 /* Levels whose bits are the same everywhere. */
 static bool mpt__flight_portable(const char *isa) {
-	return strcmp(isa, mpt_isa_name(MPT_ISA_PORTABLE)) == 0 ||
-		strcmp(isa, mpt_isa_name(MPT_ISA_REF)) == 0;
+	return strcmp(isa, "portable") == 0 || strcmp(isa, "ref") == 0;
 }
 
 mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
@@ -53593,7 +53594,7 @@ mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
 		mpt__flight_read(ctx, flight, &file);
 		mpt__reader_close(&file);
 	}
-	const char *isa = mpt_isa_name(mpt_get_isa(ctx));
+	const char *isa = ctx->isa_name;
 	if (mpt__ok(ctx) && strcmp(isa, flight->isa) != 0 &&
 		!(mpt__flight_portable(isa) && mpt__flight_portable(flight->isa)))
 		mpt__log(&ctx->base, MPT_LOG_WARNING,
@@ -53606,14 +53607,15 @@ mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
 mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
 	if (report) mpt__zero(*report);
 	if (!mpt__enter(ctx, "mpt_flight_end")) return mpt__status_of(ctx);
-	if (!ctx->flight)
+	const mpt__flight *flight = (const mpt__flight *)ctx->flight;
+	if (!flight)
 		return mpt__error(ctx, STATE,
 			"no flight is under way; mpt_flight_begin or mpt_flight_replay begins one");
 	if (ctx->step_depth)
 		return mpt__error(ctx, STATE, "step %lld is open; call it between steps", ctx->now.step);
-	if (report) *report = ctx->flight->report;
+	if (report) *report = flight->report;
 	char path[MPT__PATH_SIZE];
-	mpt__format_text(path, sizeof path, "%s", ctx->flight->path);
+	mpt__format_text(path, sizeof path, "%s", flight->path);
 	if (!mpt__flight_done(ctx)) mpt__error(ctx, IO, "%s: not all of it could be written", path);
 	return ctx->base.status;
 }
@@ -54044,6 +54046,9 @@ static bool mpt__backend_create(mpt_context *ctx) {
 			&ctx->backend, &ctx->config.isa) != MPT_OK)
 		return false;
 	ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
+#ifndef MPTRAIN_NO_WATCH
+	ctx->isa_name = mpt__cpu_isa_name(ctx->config.isa);
+#endif
 #ifdef MPT__LINK_USE /* or the linker would not look for them */
 	return true MPT__LINK_NAMES(MPT__LINK_USE);
 #else

@@ -98,6 +98,9 @@ static bool mpt__backend_create(mpt_context *ctx) {
             &ctx->backend, &ctx->config.isa) != MPT_OK)
         return false;
     ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
+#ifndef MPTRAIN_NO_WATCH
+    ctx->isa_name = mpt__cpu_isa_name(ctx->config.isa);
+#endif
 #ifdef MPT__LINK_USE /* or the linker would not look for them */
     return true MPT__LINK_NAMES(MPT__LINK_USE);
 #else

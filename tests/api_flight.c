@@ -183,7 +183,7 @@ static void note_written(const mpt__execution *e, const mpt__operand *o) {
 /* Stands in the backend's place: flips what is read before, what is written after a launch. */
 static mpt_status launch_watched(void *self, const mpt__execution *e, const mpt__launch *launch) {
     mpt_context *c = watched.t->context;
-    const bool inside = c->flight ? c->flight->open : false;
+    const bool inside = c->flight && ((mpt__flight *)c->flight)->open;
     if (inside && watched.step != c->now.step) {
         watched.step = c->now.step;
         watched.number = watched.place = 0;
@@ -417,6 +417,26 @@ TEST(logs_are_data) {
     mpt_destroy(t.context);
 }
 
+static size_t write_nothing(void *user, void *file, const void *buffer, size_t bytes) {
+    (void)user, (void)file, (void)buffer, (void)bytes;
+    return 0;
+}
+
+/* The training goes on, as it would without the log. */
+TEST(full_disks_are_told) {
+    const char *path = test_tmp_path("full");
+    remove(path);
+    training t = begin(&setups[0], 1);
+    CHECK_EQ_INT(mpt_flight_begin(t.context, path, NULL), MPT_OK);
+    t.context->base.io.write = write_nothing;
+    run(&t, 0, STEPS);
+    CHECK_EQ_STR(mpt_error(t.context), "");
+    CHECK_EQ_INT(mpt_flight_end(t.context, NULL), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(t.context), "not all of it could be written");
+    mpt_clear_error(t.context);
+    mpt_destroy(t.context);
+}
+
 /* Eight bytes a step, and two for each tensor that it writes. */
 TEST(sizes_of_logs) {
     static uint8_t bytes[64 << 10];
@@ -433,7 +453,7 @@ TEST(sizes_of_logs) {
     CHECK(n > 8000 && n < 8300);
 }
 
-TEST_TABLE = {T(flipped_bits_are_named), T(healthy_trainings_agree),
+TEST_TABLE = {T(flipped_bits_are_named), T(healthy_trainings_agree), T(full_disks_are_told),
               T(batches_and_weights_that_differ), T(logs_are_data), T(sizes_of_logs)};
 #else
 TEST(nothing_is_recorded) {

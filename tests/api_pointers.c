@@ -41,7 +41,7 @@ static mpt_tokenizer tokens;
 static const char text_of_tokens[] = "a ba";
 static unsigned char weights[1 << 16];
 static size_t weight_bytes;
-static const char *weight_path;
+static const char *weight_path, *flight_path;
 
 static mpt_status pair_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                                mpt_tensor *out, int n_out) {
@@ -84,6 +84,10 @@ static void make_files(void) {
     FILE *file;
     tokens = mpt_char_tokenizer(c, put_text("tokens", "abc \n"));
     snprintf(path, sizeof path, "%s", test_tmp_path("weights"));
+    static char flight[512];
+    snprintf(flight, sizeof flight, "%s", test_tmp_path("flight"));
+    remove(flight);
+    flight_path = flight;
     weight_path = path;
     mpt_save(net, path);
     file = fopen(path, "rb");
@@ -110,6 +114,9 @@ static void make_all(void) {
     op.name = "pair", op.forward = pair_op_forward, op.n_inputs = 1, op.n_outputs = 2;
     pair_op = mpt_op_register(c, &op, NULL);
     captured = mpt_capture(c, empty_step, NULL);
+    mpt_profile_begin(c, NULL);
+    mpt_neg(x), mpt_exp(x), mpt_relu(x);
+    mpt_profile_end(c);
     make_data();
     if (have_files(c)) make_files();
     CHECK_EQ_STR(mpt_error(c), "");
@@ -144,6 +151,10 @@ CALL(summary, char, mpt_summary(net, to, (size_t)n))
 CALL(histogram, int64_t, status_of(mpt_histogram(ones, -1, 1, to, (int)n)))
 CALL(confusion, int64_t, status_of(mpt_confusion(x, mpt_argmax(x, 1, false), to, WIDTH)))
 CALL(histograms, char, mpt_histograms(net, false, to, (size_t)n))
+CALL(profile_text, char, mpt_profile_text(c, to, (size_t)n))
+CALL(profile_rows, mpt_profile_row, mpt_profile_rows(c, MPT_PROFILE_OP, to, n) == 3 ? 0 : -1)
+CALL(flight_end, mpt_flight_report,
+     mpt_flight_begin(c, flight_path, NULL) == MPT_OK ? status_of(mpt_flight_end(c, to)) : -1)
 CALL(determinism, char, mpt_determinism(c, to, (size_t)n))
 CALL(checkpoint_difference, char, mpt_checkpoint_difference(c, weight_path, to, (size_t)n))
 CALL(snapshot_difference, char, mpt_snapshot_difference(c, "", 0, to, (size_t)n))
@@ -252,6 +263,9 @@ static const row rows[] = {
     {"mpt_histogram", "counts", COUNTED, 8, 4, call_histogram, "", 0},
     {"mpt_confusion", "counts", ONE_MUST, 8 * WIDTH * WIDTH, 1, call_confusion, "0 classes", 0},
     {"mpt_histograms", "text", TEXT, 1, 0, call_histograms, "", 0},
+    {"mpt_profile_rows", "rows", COUNTED, sizeof(mpt_profile_row), 3, call_profile_rows, "", 0},
+    {"mpt_profile_text", "text", TEXT, 1, 0, call_profile_text, "", 0},
+    {"mpt_flight_end", "report", ONE, sizeof(mpt_flight_report), 1, call_flight_end, "", 1},
     {"mpt_determinism", "text", TEXT, 1, 0, call_determinism, "", 0},
     {"mpt_checkpoint_difference", "text", TEXT, 1, 0, call_checkpoint_difference, "", 0},
     {"mpt_snapshot_difference", "text", TEXT, 1, 0, call_snapshot_difference, "", 0},

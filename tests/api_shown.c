@@ -903,7 +903,7 @@ TEST(metrics_flight) {
         }
         mpt_flight_end(ctx, &report);
         CHECK_EQ_INT(report.step, again ? 3 : 0);
-        CHECK_EQ_STR(report.op, again ? "full" : "");
+        CHECK_EQ_STR(report.op, again ? "fill" : "");
         CHECK_EQ_STR(mpt_error(ctx), "");
         mpt_destroy(ctx);
     }

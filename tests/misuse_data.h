@@ -525,7 +525,6 @@ TEST(inspection) {
     CASE(mpt_flight_end, STATE, "no flight is under way", mpt_flight_end(c, &flown));
     CASE(mpt_flight_begin, STATE, "is open; call it between steps", mpt_step_begin(c);
          mpt_flight_begin(c, "log", NULL));
-    mpt_step_end(c);
     flight.block = 0;
     CASE(mpt_flight_begin, ARGUMENT, "expected a level and 1 to 65536",
          mpt_flight_begin(c, "log", &flight));

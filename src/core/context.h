@@ -430,8 +430,8 @@ struct mpt_context {
     struct mpt__recording *recorder; /* core/recorder.c */
     bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
-    struct mpt__profile *profile; /* watch/profile.c; NULL: there was none */
-    struct mpt__flight *flight;   /* watch/flight.c; NULL: off */
+    const char *isa_name;   /* of the level, for watch/ */
+    void *profile, *flight; /* of watch/; NULL: there was none; off */
     bool (*flight_end)(mpt_context *ctx); /* a pointer, as anomaly mode has one */
     bool timed_products, tf32;    /* mpt_benchmark */
     bool capturing;               /* what is recorded is to run without the host .. */

@@ -490,7 +490,7 @@ static void mpt__flight_drop_log(mpt_context *ctx, mpt__flight *flight) {
 
 /* Ends it, with what it has still to write; false if not all of it was written. */
 static bool mpt__flight_done(mpt_context *ctx) {
-    mpt__flight *flight = ctx->flight;
+    mpt__flight *flight = (mpt__flight *)ctx->flight;
     const mpt_io *io = mpt__io(&ctx->base);
     for (int i = 0; i < MPT__FLIGHT_HEARS; i++)
         mpt__listen_no_more(ctx, mpt__flight_hears[i].event, mpt__flight_hears[i].hear);
@@ -515,6 +515,7 @@ static void mpt__flight_free(mpt_context *ctx) {
 
 /* A recorder of this path, if there can be one now. */
 static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
+    mpt__flight *flight = (mpt__flight *)ctx->flight;
     if (mpt__no_files(ctx)) return NULL;
     if (!path || !*path || strlen(path) >= MPT__PATH_SIZE)
         return mpt__error(ctx, ARGUMENT, "path is %s", path && *path ? "too long" : "empty"),
@@ -522,13 +523,13 @@ static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
     if (ctx->step_depth)
         return mpt__error(ctx, STATE, "step %lld is open; call it between steps", ctx->now.step),
                (mpt__flight *)NULL;
-    if (ctx->flight)
-        return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", ctx->flight->path),
+    if (flight)
+        return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", flight->path),
                (mpt__flight *)NULL;
     if (!ctx->backend.synchronous)
         return mpt__error(ctx, UNSUPPORTED, "flights are recorded and compared on the CPU alone"),
                (mpt__flight *)NULL;
-    mpt__flight *flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
+    flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
     if (!flight) return NULL;
     mpt__format_text(flight->path, sizeof flight->path, "%s", path);
     flight->length = MPT__FLIGHT_BEFORE;
@@ -546,7 +547,7 @@ static mpt_status mpt__flight_listen(mpt_context *ctx, mpt__flight *flight) {
 
 /* The first piece. */
 static void mpt__flight_state_training(mpt_context *ctx, mpt__flight *flight) {
-    const char *isa = mpt_isa_name(mpt_get_isa(ctx));
+    const char *isa = ctx->isa_name;
     const size_t n = strlen(isa);
     uint8_t *to = flight->block + 8;
     mpt__flight_put(to, MPT__FLIGHT_FORMAT, 4);
@@ -609,8 +610,7 @@ mpt_status mpt_flight_begin(mpt_context *ctx, const char *path, const mpt_flight
 
 /* Levels whose bits are the same everywhere. */
 static bool mpt__flight_portable(const char *isa) {
-    return strcmp(isa, mpt_isa_name(MPT_ISA_PORTABLE)) == 0 ||
-        strcmp(isa, mpt_isa_name(MPT_ISA_REF)) == 0;
+    return strcmp(isa, "portable") == 0 || strcmp(isa, "ref") == 0;
 }
 
 mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
@@ -623,7 +623,7 @@ mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
         mpt__flight_read(ctx, flight, &file);
         mpt__reader_close(&file);
     }
-    const char *isa = mpt_isa_name(mpt_get_isa(ctx));
+    const char *isa = ctx->isa_name;
     if (mpt__ok(ctx) && strcmp(isa, flight->isa) != 0 &&
         !(mpt__flight_portable(isa) && mpt__flight_portable(flight->isa)))
         mpt__log(&ctx->base, MPT_LOG_WARNING,
@@ -636,14 +636,15 @@ mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
 mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
     if (report) mpt__zero(*report);
     if (!mpt__enter(ctx, "mpt_flight_end")) return mpt__status_of(ctx);
-    if (!ctx->flight)
+    const mpt__flight *flight = (const mpt__flight *)ctx->flight;
+    if (!flight)
         return mpt__error(ctx, STATE,
             "no flight is under way; mpt_flight_begin or mpt_flight_replay begins one");
     if (ctx->step_depth)
         return mpt__error(ctx, STATE, "step %lld is open; call it between steps", ctx->now.step);
-    if (report) *report = ctx->flight->report;
+    if (report) *report = flight->report;
     char path[MPT__PATH_SIZE];
-    mpt__format_text(path, sizeof path, "%s", ctx->flight->path);
+    mpt__format_text(path, sizeof path, "%s", flight->path);
     if (!mpt__flight_done(ctx)) mpt__error(ctx, IO, "%s: not all of it could be written", path);
     return ctx->base.status;
 }

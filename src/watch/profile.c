@@ -121,7 +121,7 @@ static double mpt__profile_now(const mpt_context *ctx) {
 /* A span; NULL once there is room for no more. */
 static mpt__profile_span *mpt__profile_span_new(
     mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     if (profile->span_count == profile->config.spans) {
         profile->left_out += profile->config.spans > 0;
         return NULL;
@@ -137,7 +137,7 @@ static mpt__profile_span *mpt__profile_span_new(
 /* Where there is no room for what would be around others, none of them is kept. */
 static void mpt__profile_open(
     mpt_context *ctx, mpt_span_kind kind, uint32_t id, int phase, double start) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     if (profile->depth == MPT__PROFILE_DEPTH) return;
     mpt__profile_span *span = mpt__profile_span_new(ctx, kind, id, phase, start);
     if (span) profile->open[profile->depth++] = span;
@@ -161,7 +161,7 @@ static void mpt__profile_turn(mpt__profile *profile) {
 
 /* A repeated step has no beginning of its own: it is from its first launch to its last. */
 static void mpt__profile_repeated(mpt_context *ctx, const mpt__profile_origin *origin) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     if (ctx->step_depth) return;
     if (mpt__profile_steps_open(profile) &&
         (!origin->replayed || profile->open[0]->step != origin->step))
@@ -173,7 +173,7 @@ static void mpt__profile_repeated(mpt_context *ctx, const mpt__profile_origin *o
 
 /* The row of a path, which knows the module above; NULL on error. */
 static mpt__profile_module *mpt__profile_module_row(mpt_context *ctx, uint32_t path) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     if (!mpt__room(ctx, profile->modules, profile->module_capacity, (int64_t)path + 1)) return NULL;
     mpt__profile_module *row = &profile->modules[path];
     const mpt__object_table *table = &ctx->objects[MPT__MODULE];
@@ -202,7 +202,7 @@ static int mpt__profile_chain(mpt_context *ctx, uint32_t path, uint32_t *chain) 
 
 /* Ends what a launch is not in, and begins what it is in. */
 static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *origin) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     uint32_t chain[MPT__PROFILE_DEPTH];
     mpt__profile_repeated(ctx, origin);
     int n = mpt__profile_chain(ctx, origin->path, chain), same = 0;
@@ -222,7 +222,7 @@ static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *orig
 
 static void mpt__profile_launch_span(
     mpt_context *ctx, const mpt__launch *launch, const mpt__profile_sum *one, double end) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     mpt__profile_span *span = mpt__profile_span_new(
         ctx, MPT_SPAN_LAUNCH, launch->kernel, launch->phase, profile->start);
     if (!span) return;
@@ -361,7 +361,7 @@ static const struct {
 #define MPT__PROFILE_HEARS (int)(sizeof mpt__profile_hears / sizeof mpt__profile_hears[0])
 
 static void mpt__profile_stop(mpt_context *ctx) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     if (!profile->on) return;
     for (int i = 0; i < MPT__PROFILE_HEARS; i++)
         mpt__listen_no_more(ctx, mpt__profile_hears[i].event, mpt__profile_hears[i].hear);
@@ -373,7 +373,7 @@ static void mpt__profile_stop(mpt_context *ctx) {
 }
 
 static void mpt__profile_drop(mpt_context *ctx) {
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     mpt__profile_stop(ctx);
     mpt__room_free(ctx, profile->modules, profile->module_capacity);
     mpt__room_free(ctx, profile->spans, profile->spans ? profile->config.spans : 0);
@@ -382,7 +382,7 @@ static void mpt__profile_drop(mpt_context *ctx) {
 }
 
 static void mpt__profile_free(mpt_context *ctx) {
-    if (ctx->profile) ctx->profile->free(ctx);
+    if (ctx->profile) ((mpt__profile *)ctx->profile)->free(ctx);
 }
 
 static bool mpt__profile_check(mpt_context *ctx, const mpt_profile_config *config) {
@@ -422,7 +422,7 @@ mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config)
     if (!mpt__profile_check(ctx, config)) return ctx->base.status;
     mpt__profile_free(ctx);
     if (!mpt__profile_make(ctx, config)) return ctx->base.status;
-    mpt__profile *profile = ctx->profile;
+    mpt__profile *profile = (mpt__profile *)ctx->profile;
     mpt__wait(ctx); /* for what was launched before */
     profile->on = true;
     for (int i = 0; i < MPT__PROFILE_HEARS && mpt__ok(ctx); i++)
@@ -446,7 +446,7 @@ static mpt__profile *mpt__profile_read(mpt_context *ctx, const char *call) {
     if (!mpt__enter(ctx, call)) return NULL;
     if (!ctx->profile)
         mpt__error(ctx, STATE, "there is no profile; mpt_profile_begin begins one");
-    return ctx->profile;
+    return (mpt__profile *)ctx->profile;
 }
 
 static mpt_profile_row mpt__profile_row_of(
@@ -468,7 +468,7 @@ static int64_t mpt__profile_places(const mpt__profile *profile, mpt_profile_by b
 
 /* Row i of all that there may be. */
 static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by by, int64_t i) {
-    const mpt__profile *profile = ctx->profile;
+    const mpt__profile *profile = (const mpt__profile *)ctx->profile;
     const int64_t id = i / MPT__PROFILE_PHASES;
     const int phase = (int)(i % MPT__PROFILE_PHASES);
     const char *name = "-";
@@ -485,7 +485,7 @@ static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by b
 /* The rows of most time, in that order; returns how many there are. */
 static int64_t mpt__profile_sorted(
     const mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
-    const int64_t places = mpt__profile_places(ctx->profile, by);
+    const int64_t places = mpt__profile_places((const mpt__profile *)ctx->profile, by);
     int64_t count = 0;
     for (int64_t i = 0; i < places; i++) {
         const mpt_profile_row row = mpt__profile_row(ctx, by, i);
@@ -513,7 +513,7 @@ int64_t mpt_profile_rows(
 }
 
 static mpt_profile_total mpt__profile_total_of(const mpt_context *ctx) {
-    const mpt__profile *profile = ctx->profile;
+    const mpt__profile *profile = (const mpt__profile *)ctx->profile;
     mpt_profile_total total;
     total.seconds = (profile->on ? mpt__profile_now(ctx) : profile->ended) - profile->began;
     total.steps = (profile->on ? ctx->now.step : profile->last_step) - profile->first_step;
@@ -591,9 +591,10 @@ static void mpt__profile_table(
     const mpt_context *ctx, mpt__text *out, mpt_profile_by by, const char *title) {
     mpt_profile_row rows[MPT__PROFILE_TEXT_ROWS];
     const int64_t count = mpt__profile_sorted(ctx, by, rows, MPT__PROFILE_TEXT_ROWS);
-    const double all = ctx->profile->all.seconds;
-    bool ceilings = ctx->profile->config.copy > 0;
-    for (int i = 0; i < 3; i++) ceilings = ceilings || ctx->profile->config.product[i] > 0;
+    const mpt__profile *profile = (const mpt__profile *)ctx->profile;
+    const double all = profile->all.seconds;
+    bool ceilings = profile->config.copy > 0;
+    for (int i = 0; i < 3; i++) ceilings = ceilings || profile->config.product[i] > 0;
     mpt__write_text(out, "\n");
     mpt__profile_words(out, 36, title);
     mpt__write_text(out, "   calls launches        ms       %%     GFLOP   GFLOP/s        MB");
