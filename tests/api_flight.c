@@ -167,12 +167,26 @@ static void flip_maybe(const mpt__execution *e, const mpt__operand *o) {
     watched.flipped = true;
 }
 
+static bool is_nan(const uint8_t *at, int dtype) {
+    double value;
+    mpt__load_f64(&value, at, dtype, 0, 1, 1);
+    return mpt__f64_is_nan(value);
+}
+
+/* There all NaN are one to a log. */
+static bool portable(void) {
+    const mpt_isa isa = mpt_get_isa(watched.t->context);
+    return isa == MPT_ISA_PORTABLE || isa == MPT_ISA_REF;
+}
+
 static void note_written(const mpt__execution *e, const mpt__operand *o) {
     trace *to = watched.to;
     uint64_t hash = UINT64_C(1469598103934665603);
     const int64_t n = elements_of(o), size = (int64_t)mpt_dtype_size((mpt_dtype)o->dtype);
     for (int64_t i = 0; i < n; i++) {
         const uint8_t *at = element_of(e, o, i);
+        const bool nan = mpt__dtype_info[o->dtype].is_float && is_nan(at, o->dtype);
+        if (nan && portable()) at = (const uint8_t *)"one and the same NaN";
         for (int64_t k = 0; k < size; k++) hash = (hash ^ at[k]) * UINT64_C(1099511628211);
     }
     if (to->count == MOST) return;

@@ -139,8 +139,8 @@ MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
    Which step and op went wrong is found by training again, from the start or a checkpoint, in a
    program that calls mpt_flight_replay with that log instead: the first op that writes other bits
    than the log says is in the report of mpt_flight_end, and in the log as a warning. Bits are the
-   same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF, but for those of
-   NaN: a step with one in it, as that which a scaler skips, may be named on another machine. */
+   same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF; every NaN counts as
+   the same there, as machines differ in its sign. */
 typedef enum mpt_flight_level {
     MPT_FLIGHT_STEPS, /* the step that differs is named */
     MPT_FLIGHT_OPS    /* the op, too; all that a step writes is read once more for it */

@@ -86,6 +86,10 @@ typedef struct mpt__flight {
 
 /* ==== Sums ==== */
 
+static void mpt__flight_put(uint8_t *to, uint64_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) to[i] = (uint8_t)(value >> (8 * i));
+}
+
 /* Each step of a lane is one to one, so that no change of a single word is ever lost in it. */
 static uint64_t mpt__flight_words(uint64_t hash, const uint8_t *p, size_t n) {
     const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
@@ -99,22 +103,42 @@ static uint64_t mpt__flight_words(uint64_t hash, const uint8_t *p, size_t n) {
     return n > 0 ? mpt__hash_bytes(hash, p, n) : hash;
 }
 
-/* The same where words lie the other way round. */
-static uint64_t mpt__flight_words_swapped(
-    uint64_t hash, const uint8_t *p, size_t n, size_t size) {
+/* Little-endian elements of which all NaN become one: their sign and rest differ by machine. */
+static void mpt__flight_one_nan(uint8_t *p, size_t n, size_t size, int dtype) {
+    const uint64_t infinity = dtype == MPT_F32 ? 0x7f800000u
+        : dtype == MPT_F16                     ? 0x7c00u
+        : dtype == MPT_BF16                    ? 0x7f80u
+                                               : UINT64_C(0x7ff0000000000000);
+    const uint64_t sign = UINT64_C(1) << (8 * size - 1);
+    if (dtype != MPT_F32 && dtype != MPT_F64 && !mpt__is_low(dtype)) return;
+    for (; n >= size; n -= size, p += size)
+        if ((mpt__load_little_endian(p, size) & ~sign) > infinity)
+            mpt__flight_put(p, infinity + 1, size);
+}
+
+/* The same of what is first put into the order of a file, with one NaN. */
+static uint64_t mpt__flight_words_plain(
+    uint64_t hash, const uint8_t *p, size_t n, size_t size, int dtype) {
     const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
     uint64_t lane[4] = {hash, hash + 1, hash + 2, hash + 3};
     uint8_t some[32];
     for (; n >= sizeof some; n -= sizeof some, p += sizeof some) {
         memcpy(some, p, sizeof some);
         mpt__file_order(some, sizeof some, size);
+        mpt__flight_one_nan(some, sizeof some, size, dtype);
         for (int k = 0; k < 4; k++)
             lane[k] = (lane[k] + mpt__load_little_endian(some + 8 * k, 8)) * odd;
     }
     hash = mpt__hash_u64(mpt__hash_u64(mpt__hash_u64(lane[0], lane[1]), lane[2]), lane[3]);
     memcpy(some, p, n);
     mpt__file_order(some, n, size);
+    mpt__flight_one_nan(some, n, size, dtype);
     return n > 0 ? mpt__hash_bytes(hash, some, n) : hash;
+}
+
+/* Levels whose bits are the same everywhere. */
+static bool mpt__flight_portable(const char *isa) {
+    return strcmp(isa, "portable") == 0 || strcmp(isa, "ref") == 0;
 }
 
 /* Dimensions that move, by the way that they go through memory, the widest first; the innermost
@@ -147,12 +171,12 @@ static uint64_t mpt__flight_sum(mpt_context *ctx, const mpt__operand *o) {
         if (o->shape[d] == 0) return hash;
     int outer = mpt__flight_dims(o, shape, stride);
     int64_t run = outer > 0 && stride[outer - 1] == 1 ? shape[--outer] : 1, offset = o->offset;
-    const bool swapped = mpt__big_endian();
+    const bool plain = mpt__big_endian() || mpt__flight_portable(ctx->isa_name);
     while (data) {
         const uint8_t *from = data + offset * (int64_t)size;
         int d = outer - 1;
-        hash = swapped ? mpt__flight_words_swapped(hash, from, (size_t)run * size, size)
-                       : mpt__flight_words(hash, from, (size_t)run * size);
+        hash = plain ? mpt__flight_words_plain(hash, from, (size_t)run * size, size, o->dtype)
+                     : mpt__flight_words(hash, from, (size_t)run * size);
         for (; d >= 0; d--) {
             offset += stride[d];
             if (++at[d] < shape[d]) break;
@@ -165,10 +189,6 @@ static uint64_t mpt__flight_sum(mpt_context *ctx, const mpt__operand *o) {
 }
 
 /* ==== Numbers of a log ==== */
-
-static void mpt__flight_put(uint8_t *to, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) to[i] = (uint8_t)(value >> (8 * i));
-}
 
 #define mpt__flight_get(from, bytes) mpt__load_little_endian(from, bytes)
 
@@ -606,11 +626,6 @@ mpt_status mpt_flight_begin(mpt_context *ctx, const char *path, const mpt_flight
         mpt__flight_go_on(ctx, flight);
     }
     return mpt__flight_listen(ctx, flight);
-}
-
-/* Levels whose bits are the same everywhere. */
-static bool mpt__flight_portable(const char *isa) {
-    return strcmp(isa, "portable") == 0 || strcmp(isa, "ref") == 0;
 }
 
 mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
