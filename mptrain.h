@@ -21717,10 +21717,9 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
 	if (!loop && all < MPT__LEFT_TENSORS) return;
 	ctx->warned_leftovers = true;
 	mpt__log(&ctx->base, MPT_LOG_WARNING,
-		"%lld tensors that were made outside steps and scopes are alive, and take more and "
-		"more memory: put what a loop does between mpt_step_begin and mpt_step_end (without "
-		"training: mpt_scope_begin and mpt_scope_end), or mpt_release them; mpt_keep what is "
-		"to stay",
+		"%lld tensors made outside steps and scopes are alive, and take more and more memory: "
+		"put what a loop does between mpt_step_begin and mpt_step_end (without training: "
+		"mpt_scope_begin, mpt_scope_end), or mpt_release them; mpt_keep what stays",
 		all);
 }
 
@@ -30889,8 +30888,8 @@ static mpt_status mpt__check_inplace(
 	bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
 	if (leaf && !ctx->no_grad_depth && !ctx->inference_depth)
 		return mpt__error(ctx, STATE,
-			"a leaf that collects a gradient cannot be changed in place, for its gradient would "
-			"belong to another value; do it between mpt_no_grad_begin and mpt_no_grad_end");
+			"a leaf that collects a gradient cannot be changed in place, as its gradient is of this "
+			"value; do it between mpt_no_grad_begin and mpt_no_grad_end");
 	if (mpt__is_expanded(ctx, x)) return ctx->base.status;
 	for (int i = 0; i < n_in; i++)
 		if (in[i] && mpt__overlaps(x, in[i]))
@@ -45180,8 +45179,8 @@ static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
 	if (scaler->told_bf16 || ctx->autocast[depth ? depth : 1] != MPT_BF16) return;
 	scaler->told_bf16 = true;
 	mpt__log(&ctx->base, MPT_LOG_INFO,
-		"mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
-		"enabled = false in mpt_scaler_config to save its work");
+		"mpt_scale_loss: bf16 has the range of fp32 and needs no loss scaling; enabled = false "
+		"in mpt_scaler_config saves its work");
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
@@ -45501,7 +45500,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
 		scaler->told_idle = true;
 		mpt__log(&ctx->base, MPT_LOG_WARNING,
 			"mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
-			"so the scale stays as it is; call mpt_scaler_step before");
+			"so the scale stays; call mpt_scaler_step before");
 	}
 	return status;
 }
@@ -45927,7 +45926,7 @@ mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
 }
 
 double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user) {
-	mpt__watch_missing(optimizer.context, "mpt_lbfgs_step");
+	mpt__watch_missing(optimizer.context, "mpt_lbfgs");
 	return MPT__NAN_F64;
 }
 MPT__END_ABSENT
@@ -49217,7 +49216,7 @@ size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text,
 size_t mpt_snapshot_difference(
 	mpt_context *ctx, const void *block, size_t bytes, char *text, size_t size) {
 	mpt__text_make(text, size);
-	mpt__resume_missing(ctx, "mpt_snapshot_difference");
+	mpt__resume_missing(ctx, "mpt_snapshot");
 	return 0;
 }
 MPT__END_ABSENT
@@ -49428,19 +49427,19 @@ mpt_status mpt_checkpoint_open(
 }
 
 mpt_status mpt_checkpoint_step(mpt_context *ctx) {
-	return mpt__resume_missing(ctx, "mpt_checkpoint_step");
+	return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
-	return mpt__resume_missing(ctx, "mpt_checkpoint_best");
+	return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_status mpt_checkpoint_close(mpt_context *ctx) {
-	return mpt__resume_missing(ctx, "mpt_checkpoint_close");
+	return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
-	mpt__resume_missing(ctx, "mpt_checkpoint_statistics");
+	mpt__resume_missing(ctx, "mpt_checkpoint_open");
 	return mpt__checkpoint_nothing();
 }
 
@@ -50654,22 +50653,22 @@ mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
 }
 
 int64_t mpt_captured_count(mpt_captured handle) {
-	mpt__capture_missing(handle.context, "mpt_captured_count");
+	mpt__capture_missing(handle.context, "mpt_capture");
 	return -1;
 }
 
 mpt_status mpt_captured_destroy(mpt_captured handle) {
-	return mpt__capture_missing(handle.context, "mpt_captured_destroy");
+	return mpt__capture_missing(handle.context, "mpt_capture");
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
-	return mpt__capture_missing(handle.context, "mpt_captured_step");
+	return mpt__capture_missing(handle.context, "mpt_capture");
 }
 
 mpt_status mpt_step_slice(
 	mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds, bool *done) {
 	if (done) *done = false;
-	return mpt__capture_missing(handle.context, "mpt_step_slice");
+	return mpt__capture_missing(handle.context, "mpt_capture");
 }
 MPT__END_ABSENT
 
@@ -52994,6 +52993,7 @@ mpt_flight_config mpt_flight_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
+/* One name serves for all, which is fewer bytes. */
 MPT__BEGIN_ABSENT
 static void mpt__flight_free(mpt_context *ctx) {}
 
@@ -53003,12 +53003,12 @@ mpt_status mpt_flight_begin(
 }
 
 mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
-	return mpt__watch_missing(ctx, "mpt_flight_replay");
+	return mpt__watch_missing(ctx, "mpt_flight_begin");
 }
 
 mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
 	if (report) mpt__zero(*report);
-	return mpt__watch_missing(ctx, "mpt_flight_end");
+	return mpt__watch_missing(ctx, "mpt_flight_begin");
 }
 MPT__END_ABSENT
 
@@ -53657,17 +53657,10 @@ mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
 	none.context = net.context;
 	return none;
 }
-int mpt_graph_count(mpt_graph graph) {
-	mpt__watch_missing(graph.context, "mpt_graph_count");
-	return -1;
-}
-const mpt_node *mpt_graph_node(mpt_graph graph, int index) {
-	mpt__watch_missing(graph.context, "mpt_graph_node");
-	return NULL;
-}
-mpt_status mpt_graph_destroy(mpt_graph graph) {
-	return mpt__watch_missing(graph.context, "mpt_graph_destroy");
-}
+/* mpt_trace tells; there is no graph to ask. */
+int mpt_graph_count(mpt_graph graph) { return -1; }
+const mpt_node *mpt_graph_node(mpt_graph graph, int index) { return NULL; }
+mpt_status mpt_graph_destroy(mpt_graph graph) { return mpt__status_of(graph.context); }
 MPT__END_ABSENT
 
 #else

@@ -31,22 +31,22 @@ mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
 }
 
 int64_t mpt_captured_count(mpt_captured handle) {
-    mpt__capture_missing(handle.context, "mpt_captured_count");
+    mpt__capture_missing(handle.context, "mpt_capture");
     return -1;
 }
 
 mpt_status mpt_captured_destroy(mpt_captured handle) {
-    return mpt__capture_missing(handle.context, "mpt_captured_destroy");
+    return mpt__capture_missing(handle.context, "mpt_capture");
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
-    return mpt__capture_missing(handle.context, "mpt_captured_step");
+    return mpt__capture_missing(handle.context, "mpt_capture");
 }
 
 mpt_status mpt_step_slice(
     mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds, bool *done) {
     if (done) *done = false;
-    return mpt__capture_missing(handle.context, "mpt_step_slice");
+    return mpt__capture_missing(handle.context, "mpt_capture");
 }
 MPT__END_ABSENT
 

@@ -69,6 +69,9 @@ static mpt__tools_range mpt__tools_chart_range(const mpt__tools_chart *chart) {
             r.finite++;
         }
     }
+    /* What only rounding makes differ is drawn as what is equal. */
+    const double largest = fabs(r.low) > fabs(r.high) ? fabs(r.low) : fabs(r.high);
+    if (r.high / 2 - r.low / 2 <= 1e-6 * largest) r.low = r.high;
     return r;
 }
 

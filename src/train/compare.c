@@ -18,7 +18,7 @@ size_t mpt_checkpoint_difference(mpt_context *ctx, const char *path, char *text,
 size_t mpt_snapshot_difference(
     mpt_context *ctx, const void *block, size_t bytes, char *text, size_t size) {
     mpt__text_make(text, size);
-    mpt__resume_missing(ctx, "mpt_snapshot_difference");
+    mpt__resume_missing(ctx, "mpt_snapshot");
     return 0;
 }
 MPT__END_ABSENT

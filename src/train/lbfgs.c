@@ -24,7 +24,7 @@ mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
 }
 
 double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user) {
-    mpt__watch_missing(optimizer.context, "mpt_lbfgs_step");
+    mpt__watch_missing(optimizer.context, "mpt_lbfgs");
     return MPT__NAN_F64;
 }
 MPT__END_ABSENT

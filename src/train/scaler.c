@@ -161,8 +161,8 @@ static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
     if (scaler->told_bf16 || ctx->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
     mpt__log(&ctx->base, MPT_LOG_INFO,
-        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
-        "enabled = false in mpt_scaler_config to save its work");
+        "mpt_scale_loss: bf16 has the range of fp32 and needs no loss scaling; enabled = false "
+        "in mpt_scaler_config saves its work");
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
@@ -482,7 +482,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
         scaler->told_idle = true;
         mpt__log(&ctx->base, MPT_LOG_WARNING,
             "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
-            "so the scale stays as it is; call mpt_scaler_step before");
+            "so the scale stays; call mpt_scaler_step before");
     }
     return status;
 }

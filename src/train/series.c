@@ -46,19 +46,19 @@ mpt_status mpt_checkpoint_open(
 }
 
 mpt_status mpt_checkpoint_step(mpt_context *ctx) {
-    return mpt__resume_missing(ctx, "mpt_checkpoint_step");
+    return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
-    return mpt__resume_missing(ctx, "mpt_checkpoint_best");
+    return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_status mpt_checkpoint_close(mpt_context *ctx) {
-    return mpt__resume_missing(ctx, "mpt_checkpoint_close");
+    return mpt__resume_missing(ctx, "mpt_checkpoint_open");
 }
 
 mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
-    mpt__resume_missing(ctx, "mpt_checkpoint_statistics");
+    mpt__resume_missing(ctx, "mpt_checkpoint_open");
     return mpt__checkpoint_nothing();
 }
 
