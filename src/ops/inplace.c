@@ -48,8 +48,8 @@ static mpt_status mpt__check_inplace(
     bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
     if (leaf && !ctx->no_grad_depth && !ctx->inference_depth)
         return mpt__error(ctx, STATE,
-            "a leaf that collects a gradient cannot be changed in place, as its gradient is of this "
-            "value; do it between mpt_no_grad_begin and mpt_no_grad_end");
+            "a leaf that collects a gradient cannot be changed in place, as its gradient is of "
+            "this value; do it between mpt_no_grad_begin and mpt_no_grad_end");
     if (mpt__is_expanded(ctx, x)) return ctx->base.status;
     for (int i = 0; i < n_in; i++)
         if (in[i] && mpt__overlaps(x, in[i]))
