@@ -1,6 +1,7 @@
 #!/bin/sh
 # The page of `make web` in headless Chromium:  run.sh BUILD. It has the bits of this machine, trains,
-# writes nothing to the console, and fits on a screen and a telephone, by day and by night.
+# writes nothing to the console, and fits on a screen and a telephone, by day and by night. So does
+# a report of a training, by examples/mnist.c in BUILD.
 set -u
 build=$1 here=$(dirname "$0") passed=0 failed=0
 page=$build/web/digits.html steps=20
@@ -38,6 +39,25 @@ narrow() {
         [ "$wide" -le 360 ]
 }
 
+# A report of examples/mnist.c: charts and tables are there, by day, by night, on a telephone.
+write_report() {
+    mkdir -p "$build/web/run" && (cd "$build/web/run" && MPTRAIN_DATA='' ../../mnist --quiet \
+        --subset 2560 --epochs 2 --report report.html >report.log 2>&1)
+}
+report_shows() { # report_shows OPTION...
+    said=$(python3 "$here/browser.py" "$build/web/run/report.html" \
+        --until 'document.readyState == "complete"' \
+        --print 'document.querySelectorAll("svg").length > 8' \
+        --print 'document.querySelectorAll("table").length > 0' \
+        --print 'document.querySelectorAll("[src^=http], [href^=http], script[src]").length' \
+        --print 'document.documentElement.scrollWidth <= window.innerWidth' "$@")
+    [ "$(echo "$said" | tr '\n' ' ')" = 'True True 0 True ' ] || { echo "$said" && return 1; }
+}
+reports() {
+    write_report && report_shows --picture "$build/web/report.png" && report_shows --dark &&
+        report_shows --width 360
+}
+
 for program in emcc chromium python3; do
     command -v $program >/dev/null 2>&1 || {
         echo "skipped: the page needs $program"
@@ -48,5 +68,6 @@ done
 check same_bits_in_the_browser same_bits
 check the_net_learns_and_all_is_there all_there
 check fits_on_a_telephone narrow
+check reports_show_what_they_should reports
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
