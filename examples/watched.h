@@ -9,6 +9,8 @@
 #define MPTRAIN_TOOLS_STATIC
 #include "tools/mptrain_tools.h"
 
+enum { PROFILED = 20 }; /* how many steps tell the report where their time goes */
+
 typedef struct watched {
     mpt_report *report;
     mpt_journal *journal;
@@ -63,6 +65,11 @@ static inline void watched_step(watched *w, const progress *bar) {
     p.eta_seconds = (double)(bar->epochs * bar->batches - bar->steps) / p.steps_per_second;
     p.lr = mpt_get_lr(w->optimizer, 0);
     p.memory = mpt_memory(ctx).total_current;
+    if (w->report && p.step == PROFILED) mpt_profile_begin(ctx, NULL);
+    if (w->report && p.step == 2 * PROFILED) {
+        mpt_profile_end(ctx);
+        mpt_report_profile(w->report, ctx);
+    }
     mpt_report_fit(w->report, &p);
     mpt_journal_fit(w->journal, &p);
     if (!p.epoch_end) return;

@@ -308,9 +308,17 @@ TEST(a_report_is_bounded_and_draws_what_is_not_finite) {
         CHECK_EQ_INT(mpt_report_bars(report, "time", names, values, 2, "s"), MPT_OK);
         CHECK_EQ_INT(mpt_report_bars(report, "time", names, values, 2, "s"), MPT_OK);
         CHECK_EQ_INT(mpt_report_bars(report, NULL, names, values, 2, "s"), MPT_ERROR_ARGUMENT);
+        CHECK_EQ_INT(mpt_profile_begin(context, NULL), MPT_OK);
+        mpt_scope_begin(context);
+        mpt_neg(mpt_ones(context, MPT_F32, MPT_SHAPE(2)));
+        mpt_scope_end(context);
+        CHECK_EQ_INT(mpt_profile_end(context), MPT_OK);
+        CHECK_EQ_INT(mpt_report_profile(report, context), MPT_OK);
         CHECK_EQ_INT(mpt_report_close(report), MPT_OK);
         CHECK(mpt_state_hash(context) == before);
         text = text_of(path, &size);
+        CHECK_CONTAINS(text, "Time of a step, by op");
+        CHECK_CONTAINS(text, "neg forward");
         CHECK(size > 10000 && size < 300000 && tags_match(text));
         CHECK(!strstr(text, "http-equiv") && strstr(text, "<b>ended</b>"));
         CHECK_CONTAINS(text, "a &lt; b &amp; &quot;c&quot;");
@@ -326,6 +334,7 @@ TEST(a_report_is_bounded_and_draws_what_is_not_finite) {
     CHECK_EQ_INT(mpt_report_close(nowhere), MPT_ERROR_IO);
     CHECK(mpt_report_fit(NULL, NULL));
     CHECK_EQ_INT(mpt_report_bars(NULL, "t", NULL, NULL, 0, NULL), MPT_ERROR_HANDLE);
+    CHECK_EQ_INT(mpt_report_profile(NULL, NULL), MPT_ERROR_HANDLE);
     end();
 }
 

@@ -461,6 +461,9 @@ MPTRAIN_TOOLS_API mpt_status mpt_report_confusion(
    same title again replaces its panel. */
 MPTRAIN_TOOLS_API mpt_status mpt_report_bars(mpt_report *report, const char *title,
 	const char *const *names, const double *values, int count, const char *unit);
+/* The time of a step by op, forward and backward apart, as mpt_profile_begin has found it in the
+   context so far: a panel of bars. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_profile(mpt_report *report, mpt_context *context);
 
 #ifdef __cplusplus
 }
@@ -2363,7 +2366,7 @@ static double mpt__tools_best_padding(
 }
 
 size_t mpt_machine_shapes(
-	mpt_module module, int64_t rows, mpt_dtype precision, char *text, size_t capacity) {
+	mpt_module module, int64_t rows, mpt_dtype dtype, char *text, size_t capacity) {
 	enum { NAME = 256 };
 	mpt_context *ctx = module.context;
 	mpt__tools_note note = mpt__tools_note_begin(text, capacity);
@@ -2374,7 +2377,7 @@ size_t mpt_machine_shapes(
 		if (shape.rank != 2 || length < 6 || strcmp(name + length - 6, "weight") != 0) continue;
 		const int64_t size[3] = {rows, shape.dim[0], shape.dim[1]};
 		int64_t padded[3];
-		const double ratio = mpt__tools_best_padding(ctx, size, precision, padded);
+		const double ratio = mpt__tools_best_padding(ctx, size, dtype, padded);
 		if (ratio > 0.9) continue;
 		mpt__tools_note_add(&note,
 			"%s [%lld, %lld]: as [%lld, %lld] its product takes %.2f of the time\n", name,
@@ -2823,13 +2826,13 @@ static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
 /* Median times of a step that nobody looks at: in fp32, then in the training's precision. */
 static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
 	enum { TRIALS = 5 };
-	const mpt_dtype precision = d->config.precision;
+	const mpt_dtype asked = d->config.precision;
 	const int64_t skipped = d->found->skipped; /* before the steps that only measure */
 	mpt_batch b;
 	for (int which = 0; which < 2; which++) {
 		double times[TRIALS];
 		int n = 0;
-		d->config.precision = which ? precision : MPT_F32;
+		d->config.precision = which ? asked : MPT_F32;
 		while (n < TRIALS && mpt__tools_doctor_batch(d, &b)) {
 			const double begin = mpt__tools_seconds();
 			mpt__tools_real_step(d, &b, NULL, NULL);
@@ -2841,7 +2844,7 @@ static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
 		}
 		if (n > 0) d->found->seconds[which] = times[n / 2];
 	}
-	d->config.precision = precision, d->found->skipped = skipped;
+	d->config.precision = asked, d->found->skipped = skipped;
 }
 
 /* ==== Diagnosis: what all steps together say ==== */
@@ -4447,6 +4450,25 @@ mpt_status mpt_report_bars(mpt_report *r, const char *title, const char *const *
 		mpt__tools_put_bar(to, names[i] ? names[i] : "", values[i], most, unit ? unit : "");
 	mpt__tools_put_format(to, "</table></section>\n");
 	return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
+}
+
+mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
+	if (!r) return MPT_ERROR_HANDLE;
+	mpt_profile_row rows[MPT__TOOLS_BARS];
+	char text[MPT__TOOLS_BARS][64];
+	const char *names[MPT__TOOLS_BARS];
+	double values[MPT__TOOLS_BARS];
+	const int64_t found = mpt_profile_rows(ctx, MPT_PROFILE_OP, rows, MPT__TOOLS_BARS);
+	const int count = found < (int64_t)MPT__TOOLS_BARS ? (int)found : (int)MPT__TOOLS_BARS;
+	if (found < 0) return mpt_error_code(ctx);
+	const int64_t steps = mpt_get_profile_total(ctx).steps;
+	for (int i = 0; i < count; i++) {
+		mpt__tools_note name = mpt__tools_note_begin(text[i], sizeof text[i]);
+		mpt__tools_note_add(&name, "%s %s", rows[i].name, rows[i].phase);
+		names[i] = text[i];
+		values[i] = 1e6 * rows[i].seconds / (double)(steps > 0 ? steps : 1);
+	}
+	return mpt_report_bars(r, "Time of a step, by op", names, values, count, "us");
 }
 
 mpt_status mpt_report_confusion(mpt_report *r, const int64_t *counts, int classes) {

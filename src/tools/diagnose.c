@@ -441,13 +441,13 @@ static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
 /* Median times of a step that nobody looks at: in fp32, then in the training's precision. */
 static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
     enum { TRIALS = 5 };
-    const mpt_dtype precision = d->config.precision;
+    const mpt_dtype asked = d->config.precision;
     const int64_t skipped = d->found->skipped; /* before the steps that only measure */
     mpt_batch b;
     for (int which = 0; which < 2; which++) {
         double times[TRIALS];
         int n = 0;
-        d->config.precision = which ? precision : MPT_F32;
+        d->config.precision = which ? asked : MPT_F32;
         while (n < TRIALS && mpt__tools_doctor_batch(d, &b)) {
             const double begin = mpt__tools_seconds();
             mpt__tools_real_step(d, &b, NULL, NULL);
@@ -459,7 +459,7 @@ static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
         }
         if (n > 0) d->found->seconds[which] = times[n / 2];
     }
-    d->config.precision = precision, d->found->skipped = skipped;
+    d->config.precision = asked, d->found->skipped = skipped;
 }
 
 /* ==== Diagnosis: what all steps together say ==== */

@@ -285,7 +285,7 @@ static double mpt__tools_best_padding(
 }
 
 size_t mpt_machine_shapes(
-    mpt_module module, int64_t rows, mpt_dtype precision, char *text, size_t capacity) {
+    mpt_module module, int64_t rows, mpt_dtype dtype, char *text, size_t capacity) {
     enum { NAME = 256 };
     mpt_context *ctx = module.context;
     mpt__tools_note note = mpt__tools_note_begin(text, capacity);
@@ -296,7 +296,7 @@ size_t mpt_machine_shapes(
         if (shape.rank != 2 || length < 6 || strcmp(name + length - 6, "weight") != 0) continue;
         const int64_t size[3] = {rows, shape.dim[0], shape.dim[1]};
         int64_t padded[3];
-        const double ratio = mpt__tools_best_padding(ctx, size, precision, padded);
+        const double ratio = mpt__tools_best_padding(ctx, size, dtype, padded);
         if (ratio > 0.9) continue;
         mpt__tools_note_add(&note,
             "%s [%lld, %lld]: as [%lld, %lld] its product takes %.2f of the time\n", name,

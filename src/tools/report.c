@@ -238,6 +238,25 @@ mpt_status mpt_report_bars(mpt_report *r, const char *title, const char *const *
     return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
 }
 
+mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
+    if (!r) return MPT_ERROR_HANDLE;
+    mpt_profile_row rows[MPT__TOOLS_BARS];
+    char text[MPT__TOOLS_BARS][64];
+    const char *names[MPT__TOOLS_BARS];
+    double values[MPT__TOOLS_BARS];
+    const int64_t found = mpt_profile_rows(ctx, MPT_PROFILE_OP, rows, MPT__TOOLS_BARS);
+    const int count = found < (int64_t)MPT__TOOLS_BARS ? (int)found : (int)MPT__TOOLS_BARS;
+    if (found < 0) return mpt_error_code(ctx);
+    const int64_t steps = mpt_get_profile_total(ctx).steps;
+    for (int i = 0; i < count; i++) {
+        mpt__tools_note name = mpt__tools_note_begin(text[i], sizeof text[i]);
+        mpt__tools_note_add(&name, "%s %s", rows[i].name, rows[i].phase);
+        names[i] = text[i];
+        values[i] = 1e6 * rows[i].seconds / (double)(steps > 0 ? steps : 1);
+    }
+    return mpt_report_bars(r, "Time of a step, by op", names, values, count, "us");
+}
+
 mpt_status mpt_report_confusion(mpt_report *r, const int64_t *counts, int classes) {
     if (!r) return MPT_ERROR_HANDLE;
     if (!counts || classes < 2 || classes > MPT__TOOLS_CLASSES) return MPT_ERROR_ARGUMENT;

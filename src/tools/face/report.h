@@ -43,6 +43,9 @@ MPTRAIN_TOOLS_API mpt_status mpt_report_confusion(
    same title again replaces its panel. */
 MPTRAIN_TOOLS_API mpt_status mpt_report_bars(mpt_report *report, const char *title,
     const char *const *names, const double *values, int count, const char *unit);
+/* The time of a step by op, forward and backward apart, as mpt_profile_begin has found it in the
+   context so far: a panel of bars. */
+MPTRAIN_TOOLS_API mpt_status mpt_report_profile(mpt_report *report, mpt_context *context);
 
 #ifdef __cplusplus
 }
