@@ -66,7 +66,7 @@ static double step_time(mpt_context *ctx, int64_t batch, mpt_dtype precision) {
 
 /* The kernels that take most of the time of steps of 512 samples, against what is possible here. */
 static void print_kernels(mpt_context *ctx, const mpt_machine *machine) {
-    mpt_profile_row rows[4];
+    mpt_profile_row kernels[4];
     mpt_profile_config config = mpt_profile_config_default();
     for (int i = 0; i < 3; i++) config.product[i] = machine->product[i];
     config.copy = machine->copy;
@@ -74,14 +74,14 @@ static void print_kernels(mpt_context *ctx, const mpt_machine *machine) {
     step_time(ctx, 512, MPT_F32);
     mpt_profile_end(ctx);
     const double all = mpt_get_profile_total(ctx).all.seconds;
-    const int64_t count = mpt_profile_rows(ctx, MPT_PROFILE_KERNEL, rows, 4);
+    const int64_t count = mpt_profile_rows(ctx, MPT_PROFILE_KERNEL, kernels, 4);
     printf(
         "%-16s %10s %12s %12s %14s\n", "kernel", "of time", "GFLOP/s", "GB/s", "of the bound");
     for (int64_t i = 0; i < count && i < 4; i++) {
-        const double bytes_moved = rows[i].bytes_read + rows[i].bytes_written;
-        printf("%-16s %8.0f %% %12.1f %12.1f %12.0f %%\n", rows[i].name,
-            100 * rows[i].seconds / all, 1e-9 * rows[i].flop / rows[i].seconds,
-            1e-9 * bytes_moved / rows[i].seconds, 100 * rows[i].least / rows[i].seconds);
+        const double bytes_moved = kernels[i].bytes_read + kernels[i].bytes_written;
+        printf("%-16s %8.0f %% %12.1f %12.1f %12.0f %%\n", kernels[i].name,
+            100 * kernels[i].seconds / all, 1e-9 * kernels[i].flop / kernels[i].seconds,
+            1e-9 * bytes_moved / kernels[i].seconds, 100 * kernels[i].least / kernels[i].seconds);
     }
     printf("What is not bound by the one rate is bound by the other, or small.\n");
 }
