@@ -40286,7 +40286,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
-#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV)
+#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_WATCH)
 /* Another mode for a while, within each other as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
 	module->before = module->before << 1 | (uint32_t)module->training;
@@ -40299,7 +40299,7 @@ static void mpt__mode_back(mpt__module *module) {
 }
 #endif
 
-#ifndef MPTRAIN_NO_FIT
+#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_WATCH)
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
 	mpt__walk walk;
@@ -40312,7 +40312,9 @@ static void mpt__modes_end(mpt_context *ctx, mpt__module *module) {
 	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
 		mpt__mode_back(module);
 }
+#endif
 
+#ifndef MPTRAIN_NO_FIT
 /* Whether mpt_train was asked of the module or of any below it. */
 static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
 	mpt__walk walk;

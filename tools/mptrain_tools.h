@@ -4135,7 +4135,8 @@ static void mpt__tools_put_line(
 static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r) {
 	for (int i = 0; i < 3; i++) {
 		const double value = i == 1 ? r->low / 2 + r->high / 2 : i ? r->high : r->low;
-		const double y = MPT__TOOLS_Y0 + i * (MPT__TOOLS_Y1 - MPT__TOOLS_Y0) / 2.0;
+		const double low = (double)MPT__TOOLS_Y0, high = (double)MPT__TOOLS_Y1;
+		const double y = low + i * (high - low) / 2;
 		const bool told = i == 1 || r->high > r->low; /* the middle one where all are equal */
 		mpt__tools_put_format(to, "<path class=\"grid\" d=\"M%lld %.1fH%lld\"/>",
 			(long long)MPT__TOOLS_X0, y, (long long)MPT__TOOLS_X1);
