@@ -169,7 +169,7 @@ static void flip_maybe(const mpt__execution *e, const mpt__operand *o) {
 
 static bool is_nan(const uint8_t *at, int dtype) {
     double value;
-    mpt__load_f64(&value, at, dtype, 0, 1, 1);
+    mpt__load_f64(&value, at, (uint8_t)dtype, 0, 1, 1);
     return mpt__f64_is_nan(value);
 }
 

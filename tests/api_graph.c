@@ -268,7 +268,7 @@ TEST(pictures_are_well_formed_and_whole) {
 }
 
 /* Steps of a fit with values that are hard to draw. */
-static void tell(mpt_report *report, int64_t steps) {
+static void tell_report(mpt_report *report, int64_t steps) {
     mpt_progress p;
     memset(&p, 0, sizeof p);
     p.epoch = p.epochs = 1, p.batches = steps;
@@ -298,7 +298,7 @@ TEST(a_report_is_bounded_and_draws_what_is_not_finite) {
         char *text = text_of(path, &size);
         CHECK(tags_match(text) && strstr(text, "http-equiv=\"refresh\""));
         free(text);
-        tell(report, steps[i]);
+        tell_report(report, steps[i]);
         int64_t counts[4] = {5, 0, 1, 7};
         const char *const names[] = {"linear", "<relu>"};
         const double values[] = {0.25, (double)NAN};
