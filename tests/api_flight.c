@@ -7,6 +7,7 @@
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 
+#include "files.h"
 #include "harness.h"
 
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_WATCH) && \
@@ -377,18 +378,6 @@ TEST(batches_and_weights_that_differ) {
             if (level && !batch) CHECK_CONTAINS(report.text, "it reads 0.weight");
             mpt_destroy(t.context);
         }
-}
-
-static size_t file_bytes(const char *path, uint8_t *bytes, size_t most) {
-    FILE *file = fopen(path, "rb");
-    size_t n = file ? fread(bytes, 1, most, file) : 0;
-    if (file) fclose(file);
-    return n;
-}
-
-static void file_make(const char *path, const uint8_t *bytes, size_t n) {
-    FILE *file = fopen(path, "wb");
-    REQUIRE(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0);
 }
 
 /* Cut and damaged anywhere: what stands before is used, and nothing else is. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "files.h"
 #include "harness.h"
 
 enum { FEATURES = 6, CLASSES = 3, SAMPLES = 50, BATCH = 8, STEPS = 24, STOP = 11 };
@@ -166,18 +167,6 @@ TEST(stopped_and_gone_on) {
         }
         mpt_destroy(whole.context);
     }
-}
-
-static size_t file_bytes(const char *path, uint8_t *bytes, size_t most) {
-    FILE *file = fopen(path, "rb");
-    size_t n = file ? fread(bytes, 1, most, file) : 0;
-    if (file) fclose(file);
-    return n;
-}
-
-static void file_make(const char *path, const uint8_t *bytes, size_t n) {
-    FILE *file = fopen(path, "wb");
-    REQUIRE(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0);
 }
 
 /* The bytes of a file depend on the state alone; a file that is cut changes nothing. */

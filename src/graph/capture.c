@@ -445,7 +445,7 @@ static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
     ctx->now.step++;
     ctx->base.step = ctx->now.step;
     ctx->now.module_calls = 0;
-    mpt__tell(ctx, MPT__REPEAT_BEGAN, captured);
+    mpt__tell_watchers(ctx, MPT__REPEAT_BEGAN, captured);
     if (mpt__host_work(ctx, captured->recording, MPT__OPTIMIZER) != MPT_OK) return ctx->base.status;
     if (captured->drops) mpt__scalar_set_i(ctx, MPT__SLOT_STEP, ctx->now.step);
     ctx->device_step = captured->drops ? ctx->now.step : -1;
@@ -457,7 +457,7 @@ static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
 static mpt_status mpt__repeat_end(mpt_context *ctx, mpt__captured *captured) {
     mpt__replay_versions(ctx, captured->recording);
     if (!mpt__ok(ctx)) return ctx->base.status;
-    mpt__tell(ctx, MPT__REPEAT_ENDED, captured);
+    mpt__tell_watchers(ctx, MPT__REPEAT_ENDED, captured);
     if (ctx->now.updates > captured->updates) ctx->committed = ctx->now;
     mpt__gradients_set(ctx, &captured->ends);
     captured->count++;
