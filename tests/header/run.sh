@@ -279,7 +279,7 @@ add_option_job none ''
 for option in $options; do add_option_job "$option" "-D$option"; done
 add_option_job all "$all_options"
 core_options=
-for option in CONV ATTENTION FP8 FIT GRAPH RECURRENT RESUME WATCH; do
+for option in CONV ATTENTION FP8 FIT FRUGAL GRAPH RECURRENT RESUME WATCH; do
     core_options="$core_options -DMPTRAIN_NO_$option"
 done
 job core-object "$cc -std=c11 -O2 $strict $include $core_options -c -o core.o implementation.c"
@@ -295,7 +295,7 @@ if have $arm; then
         -c -o frames.o implementation.c"
     job embedded-profile "$tiny $strict $embedded -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION \
         -DMPTRAIN_NO_GRAPH -DMPTRAIN_NO_WATCH -DMPTRAIN_NO_RESUME \
-        -DMPTRAIN_NO_RECURRENT -c -o embedded.o implementation.c"
+        -DMPTRAIN_NO_RECURRENT -DMPTRAIN_NO_FRUGAL -c -o embedded.o implementation.c"
     # What a device gets: a program that trains, without what it does not call.
     job embedded-program "$tiny -ffunction-sections -fdata-sections -Wl,--gc-sections -o embedded \
         $top/examples/embedded.c -lm"
