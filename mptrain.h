@@ -132,6 +132,7 @@ that differs between them.
 	MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
 	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs
 	MPTRAIN_NO_GRAPH     without captured steps
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
@@ -177,7 +178,8 @@ and what backward needs. Of that mpt_recompute_begin spares results of norms and
 such as GELU: backward computes them again.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
-moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
+moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.
+mpt_config.memory_limit makes a limit an error
 like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
 mpt_config.allocator, which is only called by the thread that uses the context, but for what
 mpt_share_module lends.
@@ -526,9 +528,10 @@ Where the time goes the profiler tells, by op, module and kernel, with FLOP and 
 counts them, casts, and waiting for data:
 
 	mpt_profile_begin(ctx, NULL);
-	...                                          // some steps
+	mpt_fit(net, optimizer, loader, NULL);
 	mpt_profile_end(ctx);
-	mpt_profile_text(ctx, text, sizeof text);    // a table; mpt_profile_rows gives the numbers
+	char table[4096];
+	mpt_profile_text(ctx, table, sizeof table); // mpt_profile_rows gives the numbers
 
 With mpt_profile_config.spans it keeps what came when, too, and mpt_trace_write, of the tools, makes
 a file of that for ui.perfetto.dev.
@@ -850,6 +853,7 @@ typedef struct mpt_config {
 	mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
 	bool amx;             /* true: ask the system for AMX tiles where the CPU has them */
 	bool debug;           /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
+	bool dry;             /* false; true: takes no memory and computes nothing; see mpt_plan */
 	int64_t memory_limit; /* bytes; 0 = none */
 	/* All-null groups mean the built-in ones. Allocator and threads are replaced as a whole; a
 	   function of io that is missing fails when it is needed. */
@@ -952,6 +956,21 @@ MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what 
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
 /* Gives idle pool memory back to the allocator. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
+
+/* What a training will take, before it takes it: `train` is your own code, called in a dry context
+   of this configuration (NULL: defaults) on the CPU, which does all that the real one would do but
+   take memory, draw, decode samples and compute: every value is 0, and saving writes no file. It
+   builds the net and runs at least two steps, since what the first one makes, as moments, lies
+   beside the activations of the second. *stats (may be NULL) gets mpt_memory at its end: peaks by
+   kind, `held` with the pool. An error is returned, and told by mpt_error(NULL). A context of your
+   own is dry with mpt_config.dry. */
+typedef mpt_status (*mpt_plan_fn)(mpt_context *context, int64_t batch, void *user);
+MPTRAIN_API mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch,
+	void *user, mpt_memory_stats *stats);
+/* The largest batch up to `most` for which `train` takes at most `budget` bytes from the allocator,
+   found by dry runs: 0 if not even 1 does, -1 on an error, told by mpt_error(NULL). */
+MPTRAIN_API int64_t mpt_largest_batch(const mpt_config *config, mpt_plan_fn train, void *user,
+	int64_t budget, int64_t most);
 
 /* ==== Lifetime =============================================================================== */
 
@@ -5166,6 +5185,13 @@ static void mpt__io_init(mpt_io *io) {
 
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
 
+/* Whether nothing is to be computed, drawn, decoded or written: core/plan.c. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__is_dry(base) false
+#else
+#define mpt__is_dry(base) ((base)->dry)
+#endif
+
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base mpt__base;
 struct mpt__base {
@@ -5176,6 +5202,9 @@ struct mpt__base {
 	mpt_threads thread;
 	mpt_memory_stats memory;
 	int64_t memory_limit; /* of memory.held; 0 = none */
+#ifndef MPTRAIN_NO_FRUGAL
+	bool dry;
+#endif
 
 	/* The sticky error. `call` counts public calls: a report can name the one that failed. */
 	mpt_status status;
@@ -6089,6 +6118,9 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
 		base->io = config->io;
 		base->thread = config->thread;
 		base->memory_limit = config->memory_limit;
+#ifndef MPTRAIN_NO_FRUGAL
+		base->dry = config->dry;
+#endif
 		allocator = !!config->allocator.allocate + !!config->allocator.release;
 		threads = mpt__count_threads(&config->thread);
 	}
@@ -20368,6 +20400,13 @@ enum { MPT__RECOMPUTES = 1 };
 #endif
 #define mpt__recomputes(ctx) (MPT__RECOMPUTES && (ctx)->recompute_depth > 0)
 
+/* Whether a captured step is being recorded. */
+#ifdef MPTRAIN_NO_GRAPH
+#define mpt__is_capturing(ctx) false
+#else
+#define mpt__is_capturing(ctx) ((ctx)->capturing)
+#endif
+
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
 	MPT__REPEATS_NOT,
@@ -21668,7 +21707,7 @@ static mpt_status mpt__download(
 	mpt_context *ctx, void *destination, uint32_t storage, int64_t byte_offset, int64_t bytes) {
 	if (bytes == 0) return MPT_OK;
 	mpt__wait_no_more(ctx);
-	if (ctx->capturing)
+	if (mpt__is_capturing(ctx))
 		return mpt__error(ctx, STATE,
 			"a captured step cannot wait for values; call mpt_metric_push in it, and "
 			"mpt_metric_mean or mpt_item after it");
@@ -21717,9 +21756,9 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
 	if (!loop && all < MPT__LEFT_TENSORS) return;
 	ctx->warned_leftovers = true;
 	mpt__log(&ctx->base, MPT_LOG_WARNING,
-		"%lld tensors made outside steps and scopes are alive, and take more and more memory: "
-		"put what a loop does between mpt_step_begin and mpt_step_end (without training: "
-		"mpt_scope_begin, mpt_scope_end), or mpt_release them; mpt_keep what stays",
+		"%lld tensors made outside steps and scopes are alive: put what a loop does between "
+		"mpt_step_begin and mpt_step_end, or mpt_scope_begin and mpt_scope_end; mpt_keep what "
+		"stays",
 		all);
 }
 
@@ -22739,7 +22778,7 @@ static mpt_tensor mpt__apply1(
 
 /* Whether there is a gradient; a captured step notes that what follows depends on it. */
 static MPT__INLINE bool mpt__has_grad(mpt_context *ctx, const mpt__parameter *parameter) {
-	if (ctx->capturing && !parameter->cleared) ctx->found_gradients = true;
+	if (mpt__is_capturing(ctx) && !parameter->cleared) ctx->found_gradients = true;
 	return parameter->has_grad;
 }
 
@@ -23128,9 +23167,9 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
 	if (!root) return ctx->base.status;
 	if (!(root->flags & MPT__REQUIRES_GRAD))
 		return mpt__error(ctx, STATE,
-			"backward from a tensor without history: nothing it was computed from "
-			"requires a gradient (gradients have none), or it was made under "
-			"mpt_no_grad_begin or mpt_inference_begin");
+			"backward from a tensor without history: nothing it was computed from requires a "
+			"gradient (gradients have none), or it was made under mpt_no_grad_begin or in "
+			"inference mode");
 #ifndef MPTRAIN_NO_WATCH
 	if (ctx->in_update)
 		return mpt__error(ctx, STATE,
@@ -23432,7 +23471,7 @@ static mpt__recording *mpt__recorder_stop(mpt_context *ctx) {
 mpt_recording mpt_record_end(mpt_context *ctx) {
 	if (!mpt__enter(ctx, "mpt_record_end")) return mpt__recording_handle(ctx, NULL);
 #ifndef MPTRAIN_NO_GRAPH
-	if (ctx->capturing) {
+	if (mpt__is_capturing(ctx)) {
 		mpt__error(ctx, STATE, "the recording is that of a captured step, which ends it by itself");
 		return mpt__recording_handle(ctx, NULL);
 	}
@@ -23761,6 +23800,7 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
 /* The mean by the host's view of the device. */
 static double mpt__metric_seen(const mpt_context *ctx, const mpt__metric *metric) {
 	int64_t count = metric ? ctx->scalars[metric->count_slot].i : 0;
+	if (metric && mpt__is_dry(&ctx->base)) return 0; /* nobody counts there */
 	return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : MPT__NAN_F64;
 }
 
@@ -24040,7 +24080,7 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
 	launch->rng.seed = ctx->config.seed;
 	launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
 	launch->rng.call = ctx->now.draws++;
-	if (ctx->capturing) { /* each repetition draws on from where it begins */
+	if (mpt__is_capturing(ctx)) { /* each repetition draws on from where it begins */
 		launch->rng.call -= ctx->draws_before;
 		launch->slot[1] = MPT__SLOT_DRAWS;
 	}
@@ -24372,6 +24412,55 @@ size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
 	mpt__write_text(&printing.out, " %D %S", printing.tensor->dtype, &printing.tensor->shape);
 	return printing.out.length;
 }
+
+/* ----
+ * core/plan.c: what a training will take, from a run that takes no memory and computes nothing.
+ *
+ * A dry context is one of the CPU whose backend has been robbed of its hands: it says what scratch
+ * memory a launch needs, but runs none, and what it hands out as memory is the address of a byte
+ * that nobody reads or writes. All else, from the pool to the moments, is the real thing, so that
+ * the bytes are those of the real run.
+ * ---- */
+
+#ifndef MPTRAIN_NO_FRUGAL
+static void *mpt__dry_allocate(void *self, size_t bytes) {
+	static const char nothing[1] = {0};
+	(void)self, (void)bytes;
+	return (void *)(intptr_t)nothing;
+}
+
+static void mpt__dry_release(void *self, void *pointer, size_t bytes) {
+	(void)self, (void)pointer, (void)bytes;
+}
+
+static mpt_status mpt__dry_upload(void *self, void *to, const void *from, size_t bytes) {
+	(void)self, (void)to, (void)from, (void)bytes;
+	return MPT_OK;
+}
+
+/* Every value is 0, also those of borrowed memory. */
+static mpt_status mpt__dry_download(void *self, void *to, const void *from, size_t bytes) {
+	(void)self, (void)from;
+	memset(to, 0, bytes);
+	return MPT_OK;
+}
+
+static mpt_status mpt__dry_launch(
+	void *self, const mpt__execution *execution, const mpt__launch *launch) {
+	(void)self, (void)execution, (void)launch;
+	return MPT_OK;
+}
+
+/* Takes the hands from the backend that the context has. */
+static void mpt__dry_begin(mpt_context *ctx) {
+	mpt__backend *backend = &ctx->backend;
+	backend->allocate = mpt__dry_allocate;
+	backend->release = mpt__dry_release;
+	backend->upload = mpt__dry_upload;
+	backend->download = mpt__dry_download;
+	backend->launch = mpt__dry_launch;
+}
+#endif
 
 /* ----
  * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
@@ -25520,7 +25609,7 @@ MPT__END_REGION
 /* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
 static mpt_status mpt__dropout_step(mpt_context *ctx, int64_t step) {
 	if (ctx->device_step == step) return MPT_OK;
-	ctx->unrecorded = ctx->capturing;
+	ctx->unrecorded = mpt__is_capturing(ctx);
 	mpt__scalar_set_i(ctx, MPT__SLOT_STEP, step);
 	ctx->unrecorded = false;
 	if (mpt__ok(ctx)) ctx->device_step = step;
@@ -33120,6 +33209,7 @@ static bool mpt__write_file(
 	mpt__new_file t;
 	mpt__zero(writer);
 	writer.base = base, writer.path = path;
+	if (mpt__is_dry(base)) return true;
 	if (strlen(path) >= MPT__PATH_SIZE - 64)
 		return mpt__write_reject(
 			&writer, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
@@ -38230,6 +38320,10 @@ static void mpt__batch_make(
 	slot->failed = -1;
 	slot->size = slot->skipped = 0;
 	slot->collate_failed = false;
+	if (mpt__is_dry(loader->base)) {
+		slot->size = size;
+		return;
+	}
 	if (pool) {
 		mpt__batch_work work = {loader, first, size, x, y};
 		mpt__parallel(pool, (size + MPT__SAMPLES_CHUNK - 1) / MPT__SAMPLES_CHUNK,
@@ -39192,6 +39286,12 @@ static mpt_status mpt__draw_parameter(
 	mpt__tensor *tensor = parameter->tensor;
 	double a, b;
 	if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
+	if (mpt__is_dry(&ctx->base)) { /* what it would take for a moment */
+		mpt__account(&ctx->base, MPT_MEMORY_HOST, (int64_t)bytes);
+		mpt__account_less(&ctx->base, MPT_MEMORY_HOST, (int64_t)bytes);
+		ctx->base.memory.allocations++, ctx->base.memory.releases++;
+		return MPT_OK;
+	}
 	float *values = (float *)mpt__host_new(ctx, bytes);
 	if (!values) return ctx->base.status;
 	mpt__drawn_values(ctx, module, i, tensor->dtype, values);
@@ -40779,7 +40879,7 @@ MPT__END_ABSENT
 /* Whether a hook may run: nothing calls it when a recording is repeated. */
 static bool mpt__hook_runs(mpt_context *ctx, const mpt__module *module) {
 	ctx->base.op = ctx->in_backward ? "mpt_backward" : "mpt_forward";
-	if (!ctx->capturing && (!ctx->recorder || ctx->recorder->own)) return true;
+	if (!mpt__is_capturing(ctx) && (!ctx->recorder || ctx->recorder->own)) return true;
 	return mpt__reject(ctx, UNSUPPORTED,
 		"%s has a hook, which runs on the host: neither captured steps nor "
 		"recordings can repeat it; take it off before",
@@ -41056,6 +41156,7 @@ static bool mpt__share_contexts(const mpt__sharing *s) {
 			"both modules are of one context, where one can be used in both places; "
 			"mpt_tie ties single parameters");
 	if (to->config.device != from->config.device ||
+		mpt__is_dry(&to->base) != mpt__is_dry(&from->base) ||
 		(!to->backend.synchronous && to->config.device_index != from->config.device_index))
 		return mpt__reject(
 			to, DEVICE, "the two contexts compute on different devices; mpt_copy_module copies");
@@ -41805,7 +41906,7 @@ static void mpt__cache_free(void *user) {
 /* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
 static bool mpt__cache_takes(
 	mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x, bool alone) {
-	if (!ctx->inference_depth || ctx->capturing)
+	if (!ctx->inference_depth || mpt__is_capturing(ctx))
 		return mpt__reject(ctx, STATE,
 			"the layer has a cache, which is for mpt_inference_begin alone, and for "
 			"no captured step; see mpt_cache_end");
@@ -43489,7 +43590,7 @@ static mpt_status mpt__schedule_before_step(mpt_context *ctx, mpt__optimizer *op
 	bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
 	mpt_status status = MPT_OK;
 	int64_t writes = ctx->host_writes;
-	ctx->unrecorded = ctx->capturing; /* captured steps come here, too */
+	ctx->unrecorded = mpt__is_capturing(ctx); /* captured steps come here, too */
 	if (schedule->first < 0 || beyond) status = mpt__schedule_fill(ctx, schedule);
 	ctx->unrecorded = false;
 	ctx->host_writes = writes;
@@ -44544,7 +44645,7 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
 	if (odd && mpt__check_scales(ctx, optimizer, scaler) != MPT_OK) return ctx->base.status;
 	optimizer->with_grad = with_grad;
 	/* The rows depend on all of them, which the step being captured has to know. */
-	for (int64_t i = 0; i < optimizer->item_count && ctx->capturing; i++)
+	for (int64_t i = 0; i < optimizer->item_count && mpt__is_capturing(ctx); i++)
 		mpt__has_grad(ctx, &ctx->parameters[optimizer->items[i].parameter]);
 	if (!changed) return MPT_OK;
 	optimizer->pattern_valid = optimizer->norm_valid = false;
@@ -45304,7 +45405,7 @@ static int64_t mpt__first_nonfinite(
 	mpt__operand_on(launch, 0, storage, dtype, offset, count, MPT__READ);
 	launch->slot[0] = MPT__SLOT_NONFINITE;
 	mpt__submit(ctx, launch);
-	return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
+	return mpt__is_dry(&ctx->base) ? -1 : mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
 }
 
 /* Whether the gradient of a parameter holds a non-finite value. */
@@ -45370,9 +45471,8 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
 			uncleared);
 	else if (scaler->lost_losses > 0)
 		mpt__format_text(cause, sizeof cause,
-			"the loss itself was NaN or infinite in the last %lld of them, which no "
-			"loss scale can cure; check the learning rate, the data, and logarithms, "
-			"divisions and exponentials in the model",
+			"the loss itself was NaN or infinite in the last %lld of them, which no loss scale can "
+			"cure; check learning rate, data, and logarithms and divisions in the model",
 			scaler->lost_losses);
 	else
 		mpt__format_text(cause, sizeof cause,
@@ -45496,7 +45596,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
 		status = mpt__launch_scaler_update(ctx, scaler, found, stepped > 0);
 	if (checked > 0 && status == MPT_OK) {
 		mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
-		status = ctx->capturing ? MPT_OK : mpt__scaler_watch(ctx, scaler);
+		status = mpt__is_capturing(ctx) ? MPT_OK : mpt__scaler_watch(ctx, scaler);
 	}
 	if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {
 		scaler->told_idle = true;
@@ -45792,7 +45892,7 @@ static mpt_status mpt__own_apply(
 static mpt_status mpt__own_update(
 	mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
 	mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;
-	if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+	if (mpt__is_capturing(ctx) || (ctx->recorder && !ctx->recorder->own))
 		return mpt__error(ctx, UNSUPPORTED,
 			"an optimizer of mpt_user_optimizer runs on the host: neither captured "
 			"steps nor recordings can repeat it");
@@ -46349,7 +46449,7 @@ static bool mpt__lbfgs_ready(mpt_context *ctx, const mpt__optimizer *optimizer) 
 		return mpt__reject(
 			ctx, STATE, "a step of this optimizer is under way; its closure calls it");
 	if (!mpt__no_slice(ctx) || !mpt__not_updating(ctx, optimizer)) return false;
-	if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+	if (mpt__is_capturing(ctx) || (ctx->recorder && !ctx->recorder->own))
 		return mpt__reject(ctx, UNSUPPORTED,
 			"L-BFGS runs on the host: neither captured steps nor recordings can "
 			"repeat it");
@@ -48662,7 +48762,7 @@ static bool mpt__state_stands(mpt_context *ctx) {
 	const mpt__object_table *averages = &ctx->objects[MPT__EMA];
 	const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
 	if (!mpt__no_slice(ctx)) return false;
-	if (ctx->step_depth > 0 || ctx->capturing || ctx->forward_depth > 0)
+	if (ctx->step_depth > 0 || mpt__is_capturing(ctx) || ctx->forward_depth > 0)
 		return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
 	for (int64_t i = 1; i < optimizers->count; i++) {
 		const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
@@ -49535,6 +49635,7 @@ static bool mpt__series_write(mpt__series *series) {
 	mpt__base *base = job->base;
 	char old[MPT__PATH_SIZE];
 	if (!mpt__write_file(base, job->path, job->content, job->of)) return false;
+	if (mpt__is_dry(base)) return true; /* nor does an older one go */
 	for (mpt__series_files files; job->number >= 0;) {
 		if (!mpt__series_list(base, series->path, job->number, &files)) return false;
 		if (files.count <= series->config.keep) break;
@@ -49745,7 +49846,7 @@ static bool mpt__series_enter(mpt_context *ctx, const char *call) {
 	if (!mpt__enter(ctx, call)) return false;
 	if (!ctx->series)
 		return mpt__reject(ctx, STATE, "no folder is open; call mpt_checkpoint_open before");
-	if (ctx->step_depth > 0 || ctx->capturing)
+	if (ctx->step_depth > 0 || mpt__is_capturing(ctx))
 		return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
 	return true;
 }
@@ -52027,7 +52128,7 @@ static double mpt__operand_distinct(const mpt__operand *o) {
    between the first one and the last. */
 static double mpt__segments_numel(
 	const mpt_context *ctx, const mpt__launch *launch, const mpt__operand *segments) {
-	const int64_t *rows = ctx->backend.synchronous && segments->storage
+	const int64_t *rows = ctx->backend.synchronous && !mpt__is_dry(&ctx->base) && segments->storage
 		? (const int64_t *)ctx->data[segments->storage]
 		: NULL;
 	double count = 0;
@@ -53519,8 +53620,9 @@ static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
 	if (flight)
 		return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", flight->path),
 			   (mpt__flight *)NULL;
-	if (!ctx->backend.synchronous)
-		return mpt__error(ctx, UNSUPPORTED, "flights are recorded and compared on the CPU alone"),
+	if (!ctx->backend.synchronous || mpt__is_dry(&ctx->base))
+		return mpt__error(ctx, UNSUPPORTED,
+				   "flights are recorded and compared on the CPU alone, and not in dry contexts"),
 			   (mpt__flight *)NULL;
 	flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
 	if (!flight) return NULL;
@@ -53931,7 +54033,7 @@ mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
 	if (!inputs || n_inputs < 1)
 		mpt__error(
 			ctx, ARGUMENT, "expected an array of 1 input or more, got %d", inputs ? n_inputs : 0);
-	else if (ctx->recorder || ctx->in_backward || ctx->sliced || ctx->capturing)
+	else if (ctx->recorder || ctx->in_backward || ctx->sliced || mpt__is_capturing(ctx))
 		mpt__error(ctx, STATE,
 			"a recording, a captured step or a backward pass is under way; trace before it");
 	for (int i = 0; i < n_inputs && mpt__ok(ctx); i++) mpt__at(ctx, inputs[i], "input");
@@ -53999,6 +54101,10 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
 			config->threads);
 	} else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
 		mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
+#ifdef MPTRAIN_NO_FRUGAL
+	} else if (config->dry) {
+		mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without dry runs (MPTRAIN_NO_FRUGAL)");
+#endif
 	} else if (config->device_index < 0) {
 		mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
 			config->device_index);
@@ -54019,7 +54125,7 @@ static void mpt__backend_warns(void *ctx, const char *text) {
 /* The backend that the configuration asks for. */
 static bool mpt__backend_create(mpt_context *ctx) {
 	const mpt_config *config = &ctx->config;
-	mpt_device device = config->device;
+	mpt_device device = config->dry ? MPT_DEVICE_CPU : config->device;
 	char why[160] = "it was built without MPTRAIN_CUDA";
 	ctx->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
@@ -54056,6 +54162,9 @@ static bool mpt__backend_create(mpt_context *ctx) {
 			&ctx->backend, &ctx->config.isa) != MPT_OK)
 		return false;
 	ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (config->dry) mpt__dry_begin(ctx);
+#endif
 #ifndef MPTRAIN_NO_WATCH
 	ctx->isa_name = mpt__cpu_isa_name(ctx->config.isa);
 #endif
@@ -54071,7 +54180,13 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 	int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
 	mpt__backend *backend = &ctx->backend;
 	if (ctx->storage_count == 0) ctx->storage_count = 1; /* storage 0 means none */
-	uint32_t storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+	uint32_t storage;
+	if (mpt__is_dry(&ctx->base)) { /* the one storage that is read without being asked for */
+		ctx->scalars = (mpt__scalar *)mpt__host_new(ctx, (size_t)bytes);
+		storage = ctx->scalars ? mpt__storage_wrap(ctx, ctx->scalars, bytes) : 0;
+	} else {
+		storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+	}
 	if (!storage) return false;
 	mpt__scalar *scalars = (mpt__scalar *)ctx->data[storage];
 	if (!backend->synchronous)
@@ -54204,12 +54319,108 @@ void mpt_destroy(mpt_context *ctx) {
 	mpt__destroy_objects(ctx);
 	mpt__destroy_tensors(ctx);
 	mpt__destroy_tables(ctx);
+	if (mpt__is_dry(&ctx->base))
+		mpt__host_free(ctx, ctx->scalars, MPT__SLOT_COUNT * sizeof(mpt__scalar));
 	if (ctx->backend.release_host && ctx->scalars)
 		ctx->backend.release_host(ctx->backend.self, ctx->scalars);
 	if (ctx->backend.destroy) ctx->backend.destroy(ctx->backend.self);
 	mpt__base base = ctx->base; /* outlives the memory it releases */
 	mpt__release(&base, ctx, sizeof *ctx, MPT_MEMORY_HOST);
 }
+
+/* ==== Plans ==== */
+
+#ifdef MPTRAIN_NO_FRUGAL
+MPT__BEGIN_ABSENT
+mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
+	mpt_memory_stats *stats) {
+	mpt_config dry = mpt_config_default();
+	dry.dry = true;
+	mpt_create(&dry); /* says why not */
+	if (stats) mpt__zero(*stats);
+	return MPT_ERROR_UNSUPPORTED;
+}
+
+int64_t mpt_largest_batch(
+	const mpt_config *config, mpt_plan_fn train, void *user, int64_t budget, int64_t most) {
+	mpt_plan(config, train, most, user, NULL);
+	return -1;
+}
+MPT__END_ABSENT
+#else
+/* One dry run; `limit` 0 is none. What went wrong is left for mpt_error(NULL). */
+static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int64_t batch,
+	void *user, int64_t limit, mpt_memory_stats *stats) {
+	mpt_config dry = config ? *config : mpt_config_default();
+	mpt_status status;
+	dry.dry = true, dry.device = MPT_DEVICE_CPU;
+	if (limit > 0) dry.memory_limit = limit;
+	mpt_context *ctx = mpt_create(&dry);
+	if (!ctx) {
+		dry.memory_limit = 0;
+		ctx = limit > 0 ? mpt_create(&dry) : NULL;
+		mpt_destroy(ctx);
+		return ctx ? MPT_ERROR_MEMORY : MPT_ERROR_ARGUMENT;
+	}
+	status = train(ctx, batch, user);
+	ctx->base.op = "mpt_plan";
+	if (mpt__ok(ctx) && status != MPT_OK)
+		mpt__error_of(ctx, status, "the function that trains returned \"%s\" for a batch of %lld",
+			mpt_status_name(status), batch);
+	status = ctx->base.status;
+	*stats = ctx->base.memory;
+	mpt_memory_stats none;
+	mpt__zero(none);
+	if (status != MPT_OK) *stats = none;
+	char message[sizeof ctx->base.message];
+	memcpy(message, ctx->base.message, sizeof message);
+	mpt_destroy(ctx);
+	mpt__set_create_error(message);
+	return status;
+}
+
+static bool mpt__plan_asked(mpt_plan_fn train, int64_t batch) {
+	char message[96] = "mpt_plan: the function that trains is NULL";
+	if (train && batch >= 1) return true;
+	if (train)
+		mpt__format_text(
+			message, sizeof message, "mpt_plan: a batch of %lld, expected at least 1", batch);
+	mpt__set_create_error(message);
+	return false;
+}
+
+mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
+	mpt_memory_stats *stats) {
+	mpt_memory_stats unused;
+	if (!stats) stats = &unused;
+	mpt__zero(*stats);
+	if (!mpt__plan_asked(train, batch)) return MPT_ERROR_ARGUMENT;
+	return mpt__plan_run(config, train, batch, user, 0, stats);
+}
+
+int64_t mpt_largest_batch(
+	const mpt_config *config, mpt_plan_fn train, void *user, int64_t budget, int64_t most) {
+	if (!mpt__plan_asked(train, most)) return -1;
+	if (budget < 1) {
+		mpt__set_create_error("mpt_largest_batch: the budget is less than one byte");
+		return -1;
+	}
+	/* Twice as many until it does not fit, then the middle between what does and what does not. */
+	int64_t fits = 0, beyond = 0;
+	for (int64_t wanted = 1; fits < most && beyond != fits + 1;) {
+		mpt_memory_stats stats;
+		mpt_status status = mpt__plan_run(config, train, wanted, user, budget, &stats);
+		if (status != MPT_OK && status != MPT_ERROR_MEMORY) return -1;
+		if (status == MPT_OK)
+			fits = wanted;
+		else
+			beyond = wanted;
+		wanted = beyond ? fits + (beyond - fits) / 2 : fits <= most / 2 ? 2 * fits : most;
+	}
+	mpt__set_create_error("");
+	return fits;
+}
+#endif
 
 /* ==== Errors ==== */
 
@@ -54266,9 +54477,10 @@ MPT__END_FLOAT_CONTROL
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
 	a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
-	step and op where two runs part; nets as graphs. tools/mptrain_tools.h: journals for
-	TensorBoard, as CSV and as JSON lines; what is wrong with a training; what this machine does and
-	how fast; profiles as traces for Perfetto; nets in tables and pictures; reports.
+	step and op where two runs part; nets as graphs; plans of the memory that a training takes.
+	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
+	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
+	and pictures; reports.
 */
 
 /* ==== Licence ================================================================================

@@ -4,6 +4,7 @@
 #ifndef MPT__CONTEXT_INCLUDED
 #define MPT__CONTEXT_INCLUDED
 
+#include "core/plan.c"
 #include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
@@ -41,6 +42,10 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
             config->threads);
     } else if (config->device < MPT_DEVICE_AUTO || config->device > MPT_DEVICE_CUDA) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
+#ifdef MPTRAIN_NO_FRUGAL
+    } else if (config->dry) {
+        mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without dry runs (MPTRAIN_NO_FRUGAL)");
+#endif
     } else if (config->device_index < 0) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
             config->device_index);
@@ -61,7 +66,7 @@ static void mpt__backend_warns(void *ctx, const char *text) {
 /* The backend that the configuration asks for. */
 static bool mpt__backend_create(mpt_context *ctx) {
     const mpt_config *config = &ctx->config;
-    mpt_device device = config->device;
+    mpt_device device = config->dry ? MPT_DEVICE_CPU : config->device;
     char why[160] = "it was built without MPTRAIN_CUDA";
     ctx->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
@@ -98,6 +103,9 @@ static bool mpt__backend_create(mpt_context *ctx) {
             &ctx->backend, &ctx->config.isa) != MPT_OK)
         return false;
     ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (config->dry) mpt__dry_begin(ctx);
+#endif
 #ifndef MPTRAIN_NO_WATCH
     ctx->isa_name = mpt__cpu_isa_name(ctx->config.isa);
 #endif
@@ -113,7 +121,13 @@ static bool mpt__scalars_start(mpt_context *ctx) {
     int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
     mpt__backend *backend = &ctx->backend;
     if (ctx->storage_count == 0) ctx->storage_count = 1; /* storage 0 means none */
-    uint32_t storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+    uint32_t storage;
+    if (mpt__is_dry(&ctx->base)) { /* the one storage that is read without being asked for */
+        ctx->scalars = (mpt__scalar *)mpt__host_new(ctx, (size_t)bytes);
+        storage = ctx->scalars ? mpt__storage_wrap(ctx, ctx->scalars, bytes) : 0;
+    } else {
+        storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+    }
     if (!storage) return false;
     mpt__scalar *scalars = (mpt__scalar *)ctx->data[storage];
     if (!backend->synchronous)
@@ -246,12 +260,108 @@ void mpt_destroy(mpt_context *ctx) {
     mpt__destroy_objects(ctx);
     mpt__destroy_tensors(ctx);
     mpt__destroy_tables(ctx);
+    if (mpt__is_dry(&ctx->base))
+        mpt__host_free(ctx, ctx->scalars, MPT__SLOT_COUNT * sizeof(mpt__scalar));
     if (ctx->backend.release_host && ctx->scalars)
         ctx->backend.release_host(ctx->backend.self, ctx->scalars);
     if (ctx->backend.destroy) ctx->backend.destroy(ctx->backend.self);
     mpt__base base = ctx->base; /* outlives the memory it releases */
     mpt__release(&base, ctx, sizeof *ctx, MPT_MEMORY_HOST);
 }
+
+/* ==== Plans ==== */
+
+#ifdef MPTRAIN_NO_FRUGAL
+MPT__BEGIN_ABSENT
+mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
+    mpt_memory_stats *stats) {
+    mpt_config dry = mpt_config_default();
+    dry.dry = true;
+    mpt_create(&dry); /* says why not */
+    if (stats) mpt__zero(*stats);
+    return MPT_ERROR_UNSUPPORTED;
+}
+
+int64_t mpt_largest_batch(
+    const mpt_config *config, mpt_plan_fn train, void *user, int64_t budget, int64_t most) {
+    mpt_plan(config, train, most, user, NULL);
+    return -1;
+}
+MPT__END_ABSENT
+#else
+/* One dry run; `limit` 0 is none. What went wrong is left for mpt_error(NULL). */
+static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int64_t batch,
+    void *user, int64_t limit, mpt_memory_stats *stats) {
+    mpt_config dry = config ? *config : mpt_config_default();
+    mpt_status status;
+    dry.dry = true, dry.device = MPT_DEVICE_CPU;
+    if (limit > 0) dry.memory_limit = limit;
+    mpt_context *ctx = mpt_create(&dry);
+    if (!ctx) {
+        dry.memory_limit = 0;
+        ctx = limit > 0 ? mpt_create(&dry) : NULL;
+        mpt_destroy(ctx);
+        return ctx ? MPT_ERROR_MEMORY : MPT_ERROR_ARGUMENT;
+    }
+    status = train(ctx, batch, user);
+    ctx->base.op = "mpt_plan";
+    if (mpt__ok(ctx) && status != MPT_OK)
+        mpt__error_of(ctx, status, "the function that trains returned \"%s\" for a batch of %lld",
+            mpt_status_name(status), batch);
+    status = ctx->base.status;
+    *stats = ctx->base.memory;
+    mpt_memory_stats none;
+    mpt__zero(none);
+    if (status != MPT_OK) *stats = none;
+    char message[sizeof ctx->base.message];
+    memcpy(message, ctx->base.message, sizeof message);
+    mpt_destroy(ctx);
+    mpt__set_create_error(message);
+    return status;
+}
+
+static bool mpt__plan_asked(mpt_plan_fn train, int64_t batch) {
+    char message[96] = "mpt_plan: the function that trains is NULL";
+    if (train && batch >= 1) return true;
+    if (train)
+        mpt__format_text(
+            message, sizeof message, "mpt_plan: a batch of %lld, expected at least 1", batch);
+    mpt__set_create_error(message);
+    return false;
+}
+
+mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
+    mpt_memory_stats *stats) {
+    mpt_memory_stats unused;
+    if (!stats) stats = &unused;
+    mpt__zero(*stats);
+    if (!mpt__plan_asked(train, batch)) return MPT_ERROR_ARGUMENT;
+    return mpt__plan_run(config, train, batch, user, 0, stats);
+}
+
+int64_t mpt_largest_batch(
+    const mpt_config *config, mpt_plan_fn train, void *user, int64_t budget, int64_t most) {
+    if (!mpt__plan_asked(train, most)) return -1;
+    if (budget < 1) {
+        mpt__set_create_error("mpt_largest_batch: the budget is less than one byte");
+        return -1;
+    }
+    /* Twice as many until it does not fit, then the middle between what does and what does not. */
+    int64_t fits = 0, beyond = 0;
+    for (int64_t wanted = 1; fits < most && beyond != fits + 1;) {
+        mpt_memory_stats stats;
+        mpt_status status = mpt__plan_run(config, train, wanted, user, budget, &stats);
+        if (status != MPT_OK && status != MPT_ERROR_MEMORY) return -1;
+        if (status == MPT_OK)
+            fits = wanted;
+        else
+            beyond = wanted;
+        wanted = beyond ? fits + (beyond - fits) / 2 : fits <= most / 2 ? 2 * fits : most;
+    }
+    mpt__set_create_error("");
+    return fits;
+}
+#endif
 
 /* ==== Errors ==== */
 

@@ -96,6 +96,7 @@ MPT__BEGIN_COLD
 #include "core/recorder.c"
 #include "core/inspect.c"
 #include "core/values.c"
+#include "core/plan.c"
 #include "core/anomaly.c"
 MPT__END_REGION
 #include "ops/op.c"

@@ -134,6 +134,11 @@ static int64_t made(mpt_tensor tensor) { return mpt_valid(tensor) ? 0 : -1; }
         return (int64_t)(__VA_ARGS__); \
     }
 CALL(precision_auto, const char *, mpt_precision_auto(c, to) == MPT_DTYPE_NONE ? -1 : 0)
+static mpt_status plan_nothing(mpt_context *context, int64_t batch, void *user) {
+    (void)context, (void)batch, (void)user;
+    return MPT_OK;
+}
+CALL(plan, mpt_memory_stats, status_of(mpt_plan(NULL, plan_nothing, 1, NULL, to)))
 CALL(benchmark_text, char, mpt_benchmark_text(c, to, (size_t)n))
 CALL(read, void, status_of(mpt_read(x, to, (size_t)n)))
 CALL(read_f32, float, status_of(mpt_read_f32(x, to, n)))
@@ -245,6 +250,7 @@ typedef struct row {
 #define TENSORS sizeof(mpt_tensor)
 static const row rows[] = {
     {"mpt_precision_auto", "reason", ONE, sizeof(char *), 1, call_precision_auto, "", 0},
+    {"mpt_plan", "stats", ONE, sizeof(mpt_memory_stats), 1, call_plan, "", 0},
     {"mpt_benchmark_text", "text", TEXT, 1, 0, call_benchmark_text, "", 0},
     {"mpt_wrap", "data", COUNTED, 4, 3, call_wrap, "", 0},
     {"mpt_read", "destination", EXACT, 1, 16 * WIDTH, call_read, "48 bytes, got room for", 0},

@@ -204,6 +204,31 @@ TEST(memory) {
     mpt_destroy(ctx);
 }
 
+/* ==== Memory: what a training takes, before it takes it */
+static mpt_status two_steps(mpt_context *ctx, int64_t batch, void *user) {
+    mpt_module net = mpt_nn_linear(ctx, 64, 64);
+    mpt_optimizer opt = mpt_adamw(net, NULL);
+    (void)user;
+    for (int i = 0; i < 2; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_zeros(ctx, MPT_F32, MPT_SHAPE(batch, 64));
+        mpt_zero_grad(opt);
+        mpt_backward(mpt_mean(mpt_forward(net, x), MPT_ALL_DIMS, false));
+        mpt_step(opt);
+        mpt_step_end(ctx);
+    }
+    return mpt_error_code(ctx);
+}
+
+TEST(memory_planned) {
+    mpt_memory_stats stats;
+    mpt_plan(NULL, two_steps, 1000, NULL, &stats);
+    CHECK(stats.peak[MPT_MEMORY_MOMENT] >= 2 * 4 * (64 * 64 + 64));
+    CHECK(stats.total_peak >= 4 * 64 * 1000);
+    int64_t most = mpt_largest_batch(NULL, two_steps, NULL, 16 << 20, 1000000);
+    CHECK(most > 10000 && most < 65536);
+}
+
 /* ==== Lifetime: what a step made ends with it, but for what is kept */
 TEST(lifetime) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1290,6 +1315,7 @@ TEST_TABLE = {T(basic_types),
               T(errors),
               T(errors_and_cleanup),
               T(memory),
+              T_UNLESS(MPTRAIN_NO_FRUGAL, memory_planned),
               T(lifetime),
               T(lifetime_of_a_step),
               T(tensors),

@@ -115,6 +115,8 @@ static bool is_exempt(const char *function) {
                                         "mpt_clear_error",
                                         "mpt_memory",
                                         "mpt_memory_reset_peak",
+                                        "mpt_plan",
+                                        "mpt_largest_batch",
                                         "mpt_step_is_open", "mpt_step_number",
                                         "mpt_valid",
                                         "mpt_autocast_policy",

@@ -464,6 +464,8 @@ TEST(contexts) {
     QUIET(mpt_memory, mpt_memory(NULL).held == 0);
     QUIET(mpt_memory_reset_peak, (mpt_memory_reset_peak(NULL), true));
     NOWHERE(mpt_memory_trim, (mpt_memory_trim(NULL), true));
+    QUIET(mpt_plan, mpt_plan(NULL, NULL, 1, NULL, NULL) != MPT_OK && *mpt_error(NULL));
+    QUIET(mpt_largest_batch, mpt_largest_batch(NULL, NULL, NULL, 1, 1) == -1 && *mpt_error(NULL));
 }
 
 TEST(steps_and_scopes) {

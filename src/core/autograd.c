@@ -288,7 +288,7 @@ static mpt_tensor mpt__apply1(
 
 /* Whether there is a gradient; a captured step notes that what follows depends on it. */
 static MPT__INLINE bool mpt__has_grad(mpt_context *ctx, const mpt__parameter *parameter) {
-    if (ctx->capturing && !parameter->cleared) ctx->found_gradients = true;
+    if (mpt__is_capturing(ctx) && !parameter->cleared) ctx->found_gradients = true;
     return parameter->has_grad;
 }
 
@@ -677,9 +677,9 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
     if (!root) return ctx->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(ctx, STATE,
-            "backward from a tensor without history: nothing it was computed from "
-            "requires a gradient (gradients have none), or it was made under "
-            "mpt_no_grad_begin or mpt_inference_begin");
+            "backward from a tensor without history: nothing it was computed from requires a "
+            "gradient (gradients have none), or it was made under mpt_no_grad_begin or in "
+            "inference mode");
 #ifndef MPTRAIN_NO_WATCH
     if (ctx->in_update)
         return mpt__error(ctx, STATE,

@@ -148,6 +148,13 @@ enum { MPT__RECOMPUTES = 1 };
 #endif
 #define mpt__recomputes(ctx) (MPT__RECOMPUTES && (ctx)->recompute_depth > 0)
 
+/* Whether a captured step is being recorded. */
+#ifdef MPTRAIN_NO_GRAPH
+#define mpt__is_capturing(ctx) false
+#else
+#define mpt__is_capturing(ctx) ((ctx)->capturing)
+#endif
+
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
     MPT__REPEATS_NOT,

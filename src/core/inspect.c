@@ -242,6 +242,7 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
 /* The mean by the host's view of the device. */
 static double mpt__metric_seen(const mpt_context *ctx, const mpt__metric *metric) {
     int64_t count = metric ? ctx->scalars[metric->count_slot].i : 0;
+    if (metric && mpt__is_dry(&ctx->base)) return 0; /* nobody counts there */
     return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : MPT__NAN_F64;
 }
 

@@ -155,7 +155,7 @@ static mpt__recording *mpt__recorder_stop(mpt_context *ctx) {
 mpt_recording mpt_record_end(mpt_context *ctx) {
     if (!mpt__enter(ctx, "mpt_record_end")) return mpt__recording_handle(ctx, NULL);
 #ifndef MPTRAIN_NO_GRAPH
-    if (ctx->capturing) {
+    if (mpt__is_capturing(ctx)) {
         mpt__error(ctx, STATE, "the recording is that of a captured step, which ends it by itself");
         return mpt__recording_handle(ctx, NULL);
     }

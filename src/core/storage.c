@@ -762,7 +762,7 @@ static mpt_status mpt__download(
     mpt_context *ctx, void *destination, uint32_t storage, int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(ctx);
-    if (ctx->capturing)
+    if (mpt__is_capturing(ctx))
         return mpt__error(ctx, STATE,
             "a captured step cannot wait for values; call mpt_metric_push in it, and "
             "mpt_metric_mean or mpt_item after it");

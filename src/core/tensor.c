@@ -39,9 +39,9 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
     if (!loop && all < MPT__LEFT_TENSORS) return;
     ctx->warned_leftovers = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
-        "%lld tensors made outside steps and scopes are alive, and take more and more memory: "
-        "put what a loop does between mpt_step_begin and mpt_step_end (without training: "
-        "mpt_scope_begin, mpt_scope_end), or mpt_release them; mpt_keep what stays",
+        "%lld tensors made outside steps and scopes are alive: put what a loop does between "
+        "mpt_step_begin and mpt_step_end, or mpt_scope_begin and mpt_scope_end; mpt_keep what "
+        "stays",
         all);
 }
 

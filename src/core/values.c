@@ -134,7 +134,7 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
     launch->rng.seed = ctx->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = ctx->now.draws++;
-    if (ctx->capturing) { /* each repetition draws on from where it begins */
+    if (mpt__is_capturing(ctx)) { /* each repetition draws on from where it begins */
         launch->rng.call -= ctx->draws_before;
         launch->slot[1] = MPT__SLOT_DRAWS;
     }

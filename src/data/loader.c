@@ -164,6 +164,10 @@ static void mpt__batch_make(
     slot->failed = -1;
     slot->size = slot->skipped = 0;
     slot->collate_failed = false;
+    if (mpt__is_dry(loader->base)) {
+        slot->size = size;
+        return;
+    }
     if (pool) {
         mpt__batch_work work = {loader, first, size, x, y};
         mpt__parallel(pool, (size + MPT__SAMPLES_CHUNK - 1) / MPT__SAMPLES_CHUNK,

@@ -109,6 +109,7 @@ that differs between them.
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+    MPTRAIN_NO_FRUGAL    without what saves memory: dry runs
     MPTRAIN_NO_GRAPH     without captured steps
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
@@ -154,7 +155,8 @@ and what backward needs. Of that mpt_recompute_begin spares results of norms and
 such as GELU: backward computes them again.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
-moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
+moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.
+mpt_config.memory_limit makes a limit an error
 like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
 mpt_config.allocator, which is only called by the thread that uses the context, but for what
 mpt_share_module lends.
@@ -503,9 +505,10 @@ Where the time goes the profiler tells, by op, module and kernel, with FLOP and 
 counts them, casts, and waiting for data:
 
     mpt_profile_begin(ctx, NULL);
-    ...                                          // some steps
+    mpt_fit(net, optimizer, loader, NULL);
     mpt_profile_end(ctx);
-    mpt_profile_text(ctx, text, sizeof text);    // a table; mpt_profile_rows gives the numbers
+    char table[4096];
+    mpt_profile_text(ctx, table, sizeof table); // mpt_profile_rows gives the numbers
 
 With mpt_profile_config.spans it keeps what came when, too, and mpt_trace_write, of the tools, makes
 a file of that for ui.perfetto.dev.

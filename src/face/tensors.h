@@ -222,6 +222,7 @@ typedef struct mpt_config {
     mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
     bool amx;             /* true: ask the system for AMX tiles where the CPU has them */
     bool debug;           /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
+    bool dry;             /* false; true: takes no memory and computes nothing; see mpt_plan */
     int64_t memory_limit; /* bytes; 0 = none */
     /* All-null groups mean the built-in ones. Allocator and threads are replaced as a whole; a
        function of io that is missing fails when it is needed. */
@@ -324,6 +325,21 @@ MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what 
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
 /* Gives idle pool memory back to the allocator. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
+
+/* What a training will take, before it takes it: `train` is your own code, called in a dry context
+   of this configuration (NULL: defaults) on the CPU, which does all that the real one would do but
+   take memory, draw, decode samples and compute: every value is 0, and saving writes no file. It
+   builds the net and runs at least two steps, since what the first one makes, as moments, lies
+   beside the activations of the second. *stats (may be NULL) gets mpt_memory at its end: peaks by
+   kind, `held` with the pool. An error is returned, and told by mpt_error(NULL). A context of your
+   own is dry with mpt_config.dry. */
+typedef mpt_status (*mpt_plan_fn)(mpt_context *context, int64_t batch, void *user);
+MPTRAIN_API mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch,
+    void *user, mpt_memory_stats *stats);
+/* The largest batch up to `most` for which `train` takes at most `budget` bytes from the allocator,
+   found by dry runs: 0 if not even 1 does, -1 on an error, told by mpt_error(NULL). */
+MPTRAIN_API int64_t mpt_largest_batch(const mpt_config *config, mpt_plan_fn train, void *user,
+    int64_t budget, int64_t most);
 
 /* ==== Lifetime =============================================================================== */
 

@@ -10,6 +10,13 @@
 
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
 
+/* Whether nothing is to be computed, drawn, decoded or written: core/plan.c. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__is_dry(base) false
+#else
+#define mpt__is_dry(base) ((base)->dry)
+#endif
+
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base mpt__base;
 struct mpt__base {
@@ -20,6 +27,9 @@ struct mpt__base {
     mpt_threads thread;
     mpt_memory_stats memory;
     int64_t memory_limit; /* of memory.held; 0 = none */
+#ifndef MPTRAIN_NO_FRUGAL
+    bool dry;
+#endif
 
     /* The sticky error. `call` counts public calls: a report can name the one that failed. */
     mpt_status status;
@@ -933,6 +943,9 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
         base->io = config->io;
         base->thread = config->thread;
         base->memory_limit = config->memory_limit;
+#ifndef MPTRAIN_NO_FRUGAL
+        base->dry = config->dry;
+#endif
         allocator = !!config->allocator.allocate + !!config->allocator.release;
         threads = mpt__count_threads(&config->thread);
     }

@@ -78,7 +78,7 @@ static void mpt__cache_free(void *user) {
 /* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
 static bool mpt__cache_takes(
     mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x, bool alone) {
-    if (!ctx->inference_depth || ctx->capturing)
+    if (!ctx->inference_depth || mpt__is_capturing(ctx))
         return mpt__reject(ctx, STATE,
             "the layer has a cache, which is for mpt_inference_begin alone, and for "
             "no captured step; see mpt_cache_end");

@@ -45,7 +45,7 @@ MPT__END_ABSENT
 /* Whether a hook may run: nothing calls it when a recording is repeated. */
 static bool mpt__hook_runs(mpt_context *ctx, const mpt__module *module) {
     ctx->base.op = ctx->in_backward ? "mpt_backward" : "mpt_forward";
-    if (!ctx->capturing && (!ctx->recorder || ctx->recorder->own)) return true;
+    if (!mpt__is_capturing(ctx) && (!ctx->recorder || ctx->recorder->own)) return true;
     return mpt__reject(ctx, UNSUPPORTED,
         "%s has a hook, which runs on the host: neither captured steps nor "
         "recordings can repeat it; take it off before",

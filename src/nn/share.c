@@ -43,6 +43,7 @@ static bool mpt__share_contexts(const mpt__sharing *s) {
             "both modules are of one context, where one can be used in both places; "
             "mpt_tie ties single parameters");
     if (to->config.device != from->config.device ||
+        mpt__is_dry(&to->base) != mpt__is_dry(&from->base) ||
         (!to->backend.synchronous && to->config.device_index != from->config.device_index))
         return mpt__reject(
             to, DEVICE, "the two contexts compute on different devices; mpt_copy_module copies");

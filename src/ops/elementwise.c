@@ -440,7 +440,7 @@ MPT__END_REGION
 /* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
 static mpt_status mpt__dropout_step(mpt_context *ctx, int64_t step) {
     if (ctx->device_step == step) return MPT_OK;
-    ctx->unrecorded = ctx->capturing;
+    ctx->unrecorded = mpt__is_capturing(ctx);
     mpt__scalar_set_i(ctx, MPT__SLOT_STEP, step);
     ctx->unrecorded = false;
     if (mpt__ok(ctx)) ctx->device_step = step;

@@ -445,7 +445,7 @@ static bool mpt__lbfgs_ready(mpt_context *ctx, const mpt__optimizer *optimizer) 
         return mpt__reject(
             ctx, STATE, "a step of this optimizer is under way; its closure calls it");
     if (!mpt__no_slice(ctx) || !mpt__not_updating(ctx, optimizer)) return false;
-    if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+    if (mpt__is_capturing(ctx) || (ctx->recorder && !ctx->recorder->own))
         return mpt__reject(ctx, UNSUPPORTED,
             "L-BFGS runs on the host: neither captured steps nor recordings can "
             "repeat it");

@@ -208,7 +208,7 @@ static mpt_status mpt__own_apply(
 static mpt_status mpt__own_update(
     mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;
-    if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+    if (mpt__is_capturing(ctx) || (ctx->recorder && !ctx->recorder->own))
         return mpt__error(ctx, UNSUPPORTED,
             "an optimizer of mpt_user_optimizer runs on the host: neither captured "
             "steps nor recordings can repeat it");

@@ -255,7 +255,7 @@ static mpt_status mpt__schedule_before_step(mpt_context *ctx, mpt__optimizer *op
     bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
     mpt_status status = MPT_OK;
     int64_t writes = ctx->host_writes;
-    ctx->unrecorded = ctx->capturing; /* captured steps come here, too */
+    ctx->unrecorded = mpt__is_capturing(ctx); /* captured steps come here, too */
     if (schedule->first < 0 || beyond) status = mpt__schedule_fill(ctx, schedule);
     ctx->unrecorded = false;
     ctx->host_writes = writes;

@@ -284,7 +284,7 @@ static int64_t mpt__first_nonfinite(
     mpt__operand_on(launch, 0, storage, dtype, offset, count, MPT__READ);
     launch->slot[0] = MPT__SLOT_NONFINITE;
     mpt__submit(ctx, launch);
-    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
+    return mpt__is_dry(&ctx->base) ? -1 : mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
 }
 
 /* Whether the gradient of a parameter holds a non-finite value. */
@@ -350,9 +350,8 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
             uncleared);
     else if (scaler->lost_losses > 0)
         mpt__format_text(cause, sizeof cause,
-            "the loss itself was NaN or infinite in the last %lld of them, which no "
-            "loss scale can cure; check the learning rate, the data, and logarithms, "
-            "divisions and exponentials in the model",
+            "the loss itself was NaN or infinite in the last %lld of them, which no loss scale can "
+            "cure; check learning rate, data, and logarithms and divisions in the model",
             scaler->lost_losses);
     else
         mpt__format_text(cause, sizeof cause,
@@ -476,7 +475,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
         status = mpt__launch_scaler_update(ctx, scaler, found, stepped > 0);
     if (checked > 0 && status == MPT_OK) {
         mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
-        status = ctx->capturing ? MPT_OK : mpt__scaler_watch(ctx, scaler);
+        status = mpt__is_capturing(ctx) ? MPT_OK : mpt__scaler_watch(ctx, scaler);
     }
     if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;

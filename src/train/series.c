@@ -152,6 +152,7 @@ static bool mpt__series_write(mpt__series *series) {
     mpt__base *base = job->base;
     char old[MPT__PATH_SIZE];
     if (!mpt__write_file(base, job->path, job->content, job->of)) return false;
+    if (mpt__is_dry(base)) return true; /* nor does an older one go */
     for (mpt__series_files files; job->number >= 0;) {
         if (!mpt__series_list(base, series->path, job->number, &files)) return false;
         if (files.count <= series->config.keep) break;
@@ -362,7 +363,7 @@ static bool mpt__series_enter(mpt_context *ctx, const char *call) {
     if (!mpt__enter(ctx, call)) return false;
     if (!ctx->series)
         return mpt__reject(ctx, STATE, "no folder is open; call mpt_checkpoint_open before");
-    if (ctx->step_depth > 0 || ctx->capturing)
+    if (ctx->step_depth > 0 || mpt__is_capturing(ctx))
         return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
     return true;
 }

@@ -517,7 +517,7 @@ static bool mpt__state_stands(mpt_context *ctx) {
     const mpt__object_table *averages = &ctx->objects[MPT__EMA];
     const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
     if (!mpt__no_slice(ctx)) return false;
-    if (ctx->step_depth > 0 || ctx->capturing || ctx->forward_depth > 0)
+    if (ctx->step_depth > 0 || mpt__is_capturing(ctx) || ctx->forward_depth > 0)
         return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
     for (int64_t i = 1; i < optimizers->count; i++) {
         const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;

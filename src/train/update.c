@@ -102,7 +102,7 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
     if (odd && mpt__check_scales(ctx, optimizer, scaler) != MPT_OK) return ctx->base.status;
     optimizer->with_grad = with_grad;
     /* The rows depend on all of them, which the step being captured has to know. */
-    for (int64_t i = 0; i < optimizer->item_count && ctx->capturing; i++)
+    for (int64_t i = 0; i < optimizer->item_count && mpt__is_capturing(ctx); i++)
         mpt__has_grad(ctx, &ctx->parameters[optimizer->items[i].parameter]);
     if (!changed) return MPT_OK;
     optimizer->pattern_valid = optimizer->norm_valid = false;

@@ -38,7 +38,7 @@ static double mpt__operand_distinct(const mpt__operand *o) {
    between the first one and the last. */
 static double mpt__segments_numel(
     const mpt_context *ctx, const mpt__launch *launch, const mpt__operand *segments) {
-    const int64_t *rows = ctx->backend.synchronous && segments->storage
+    const int64_t *rows = ctx->backend.synchronous && !mpt__is_dry(&ctx->base) && segments->storage
         ? (const int64_t *)ctx->data[segments->storage]
         : NULL;
     double count = 0;

@@ -547,8 +547,9 @@ static mpt__flight *mpt__flight_make(mpt_context *ctx, const char *path) {
     if (flight)
         return mpt__error(ctx, STATE, "%s is under way; mpt_flight_end ends it", flight->path),
                (mpt__flight *)NULL;
-    if (!ctx->backend.synchronous)
-        return mpt__error(ctx, UNSUPPORTED, "flights are recorded and compared on the CPU alone"),
+    if (!ctx->backend.synchronous || mpt__is_dry(&ctx->base))
+        return mpt__error(ctx, UNSUPPORTED,
+                   "flights are recorded and compared on the CPU alone, and not in dry contexts"),
                (mpt__flight *)NULL;
     flight = (mpt__flight *)mpt__host_new(ctx, sizeof *flight);
     if (!flight) return NULL;

@@ -294,7 +294,7 @@ mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
     if (!inputs || n_inputs < 1)
         mpt__error(
             ctx, ARGUMENT, "expected an array of 1 input or more, got %d", inputs ? n_inputs : 0);
-    else if (ctx->recorder || ctx->in_backward || ctx->sliced || ctx->capturing)
+    else if (ctx->recorder || ctx->in_backward || ctx->sliced || mpt__is_capturing(ctx))
         mpt__error(ctx, STATE,
             "a recording, a captured step or a backward pass is under way; trace before it");
     for (int i = 0; i < n_inputs && mpt__ok(ctx); i++) mpt__at(ctx, inputs[i], "input");

@@ -1,11 +1,12 @@
 /* The smallest program that trains: a context, two linear layers and SGD, in the smallest profile,
-   which is without recurrent layers as the embedded one is, and a static array. Prints how much of
-   the array it needs at most: what a program does not use should cost it nothing. Built for armhf
-   and run by qemu in run.sh. */
+   which is without recurrent layers and dry runs as the embedded one is, and a static array. Prints
+   how much of the array it needs at most: what a program does not use should cost it nothing. Built
+   for armhf and run by qemu in run.sh. */
 #define MPTRAIN_NO_STDIO
 #define MPTRAIN_NO_THREADS
 #define MPTRAIN_NO_SIMD
 #define MPTRAIN_NO_RECURRENT
+#define MPTRAIN_NO_FRUGAL
 #define MPTRAIN_STATIC
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
