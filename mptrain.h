@@ -23319,6 +23319,170 @@ static void mpt__discard_history(mpt_context *ctx) {
 
 MPT__BEGIN_COLD
 /* ----
+ * core/plan.c: memory before it is taken: where the storages of a list of launches lie, and dry
+ * contexts.
+ * ---- */
+
+/* ==== Places ====
+ *
+ * Storages that come and go within a list of launches share one piece of memory: each lies where
+ * nothing else does from the first launch that names it to the last. */
+
+typedef struct {
+	int64_t bytes;       /* 0: nobody names it */
+	int64_t first, last; /* launches */
+	int64_t offset;
+	int64_t root; /* the stay whose place this one takes over: of an op in place; or itself */
+} mpt__stay;
+
+/* The largest first, of equal ones that which begins first: what is large then finds room between
+   what is large. `order` gets the roots; returns how many there are. */
+static int64_t mpt__stays_order(const mpt__stay *stays, int64_t count, int64_t *order) {
+	int64_t n = 0;
+	for (int64_t i = 0; i < count; i++) {
+		if (!stays[i].bytes || stays[i].root != i) continue;
+		int64_t at = n++;
+		for (; at > 0 && stays[order[at - 1]].bytes < stays[i].bytes; at--)
+			order[at] = order[at - 1];
+		order[at] = i;
+	}
+	return n;
+}
+
+/* The smallest gap, among those placed so far that live at some time with a stay, that it fits into.
+   `placed` is ordered by offset. */
+static int64_t mpt__stay_gap(
+	const mpt__stay *stays, const int64_t *placed, int64_t n, const mpt__stay *stay) {
+	int64_t at = 0, best = INT64_MAX, place = -1;
+	for (int64_t i = 0; i < n; i++) {
+		const mpt__stay *other = &stays[placed[i]];
+		if (other->last < stay->first || stay->last < other->first) continue;
+		const int64_t gap = other->offset - at, end = other->offset + other->bytes;
+		if (gap >= stay->bytes && gap < best) best = gap, place = at;
+		if (end > at) at = end;
+	}
+	return place < 0 ? at : place;
+}
+
+/* Gives each stay its offset; `room` holds two numbers for each. Returns the bytes of all. */
+static int64_t mpt__stays_place(mpt__stay *stays, int64_t count, int64_t *room) {
+	int64_t *order = room, *placed = room + count, total = 0;
+	const int64_t roots = mpt__stays_order(stays, count, order);
+	for (int64_t n = 0; n < roots; n++) {
+		mpt__stay *stay = &stays[order[n]];
+		stay->offset = mpt__stay_gap(stays, placed, n, stay);
+		int64_t at = n;
+		for (; at > 0 && stays[placed[at - 1]].offset > stay->offset; at--)
+			placed[at] = placed[at - 1];
+		placed[at] = order[n];
+		if (stay->offset + stay->bytes > total) total = stay->offset + stay->bytes;
+	}
+	for (int64_t i = 0; i < count; i++) stays[i].offset = stays[stays[i].root].offset;
+	return total;
+}
+
+/* Whether an operand is all of its storage, in order. */
+static bool mpt__operand_is_all(const mpt_context *ctx, const mpt__operand *o) {
+	int64_t numel = 1;
+	for (int d = o->rank - 1; d >= 0; d--) {
+		if (o->shape[d] != 1 && o->stride[d] != numel) return false;
+		numel *= o->shape[d];
+	}
+	return o->offset == 0 &&
+		numel * mpt__dtype_info[o->dtype].bytes == ctx->storages[o->storage].bytes;
+}
+
+/* Whether an elementwise launch may write its result over an operand: each element is read before
+   it is written, and by nobody else. */
+static bool mpt__may_overwrite(const mpt_context *ctx, const mpt__launch *launch, int input) {
+	const int n = launch->kernel == MPT__K_UNARY ? 1 : launch->kernel == MPT__K_BINARY ? 2 : 0;
+	const mpt__operand *in = &launch->operand[input], *out = &launch->operand[n];
+	if (input >= n || out->access != MPT__WRITE || in->dtype != out->dtype) return false;
+	for (int i = 0; i < n; i++)
+		if (launch->operand[i].storage == in->storage &&
+			!mpt__operand_is_all(ctx, &launch->operand[i]))
+			return false;
+	return mpt__operand_is_all(ctx, in) && mpt__operand_is_all(ctx, out);
+}
+
+/* Of launches, and of the storages that `where` numbers from 1 on, when they are named, and which
+   take the place of others. */
+static void mpt__stays_find(const mpt_context *ctx, const mpt__launch *launches, int64_t count,
+	const uint32_t *where, mpt__stay *stays) {
+	for (int64_t l = 0; l < count; l++)
+		for (int i = 0; i < launches[l].n_operands; i++) {
+			const uint32_t id = launches[l].operand[i].storage;
+			if (!where[id]) continue;
+			mpt__stay *stay = &stays[where[id] - 1];
+			const int64_t bytes = ctx->storages[id].bytes + (ctx->storages[id].bytes == 0);
+			if (!stay->bytes) stay->first = l;
+			stay->bytes = (bytes + MPT__POOL_GRAIN - 1) / MPT__POOL_GRAIN * MPT__POOL_GRAIN;
+			stay->last = l;
+		}
+	for (int64_t l = 0; l < count; l++)
+		for (int i = 0; i < launches[l].n_operands; i++) {
+			const mpt__launch *launch = &launches[l];
+			const uint32_t in = where[launch->operand[i].storage],
+						   out = where[launch->operand[launch->n_operands - 1].storage];
+			if (!in || !out || in == out || stays[in - 1].last != l ||
+				stays[out - 1].first != l || stays[out - 1].root != out - 1 ||
+				!mpt__may_overwrite(ctx, launch, i))
+				continue;
+			mpt__stay *root = &stays[stays[in - 1].root];
+			stays[out - 1].root = stays[in - 1].root;
+			root->last = stays[out - 1].last;
+			break;
+		}
+}
+
+/* ==== Dry contexts ====
+ *
+ * A dry context is one of the CPU whose backend has been robbed of its hands: it says what scratch
+ * memory a launch needs, but runs none, and what it hands out as memory is the address of a byte
+ * that nobody reads or writes. All else, from the pool to the moments, is the real thing, so that
+ * the bytes are those of the real run. */
+
+#ifndef MPTRAIN_NO_FRUGAL
+static void *mpt__dry_allocate(void *self, size_t bytes) {
+	static const char nothing[1] = {0};
+	(void)self, (void)bytes;
+	return (void *)(intptr_t)nothing;
+}
+
+static void mpt__dry_release(void *self, void *pointer, size_t bytes) {
+	(void)self, (void)pointer, (void)bytes;
+}
+
+static mpt_status mpt__dry_upload(void *self, void *to, const void *from, size_t bytes) {
+	(void)self, (void)to, (void)from, (void)bytes;
+	return MPT_OK;
+}
+
+/* Every value is 0, also those of borrowed memory. */
+static mpt_status mpt__dry_download(void *self, void *to, const void *from, size_t bytes) {
+	(void)self, (void)from;
+	memset(to, 0, bytes);
+	return MPT_OK;
+}
+
+static mpt_status mpt__dry_launch(
+	void *self, const mpt__execution *execution, const mpt__launch *launch) {
+	(void)self, (void)execution, (void)launch;
+	return MPT_OK;
+}
+
+/* Takes the hands from the backend that the context has. */
+static void mpt__dry_begin(mpt_context *ctx) {
+	mpt__backend *backend = &ctx->backend;
+	backend->allocate = mpt__dry_allocate;
+	backend->release = mpt__dry_release;
+	backend->upload = mpt__dry_upload;
+	backend->download = mpt__dry_download;
+	backend->launch = mpt__dry_launch;
+}
+#endif
+
+/* ----
  * core/recorder.c: recordings of launches, and their replay.
  *
  * A recording owns copies of launches. Storages that were there before it began are held by
@@ -23350,6 +23514,9 @@ typedef struct mpt__recording {
 	mpt__ids retired; /* given back while recording */
 	mpt__ids held;    /* outlive the recording, with a reference each */
 	mpt__ids work;    /* kind, slot, generation of what mpt__recorder_note was told */
+	int64_t *offset;     /* of each retired one in the memory that they share; NULL: not planned */
+	int64_t arena_bytes; /* of that memory */
+	uint32_t arena;      /* its storage during replays; 0: none */
 	bool failed;
 	bool own; /* anomaly mode's */
 } mpt__recording;
@@ -23415,6 +23582,8 @@ static void mpt__recorder_free(mpt_context *ctx, void *object) {
 	for (int64_t i = 0; i < recorder->retired.count; i++)
 		mpt__storage_spare(ctx, recorder->retired.id[i]);
 	mpt__room_free(ctx, recorder->launches, recorder->capacity);
+	mpt__host_free(
+		ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
 	mpt__ids_free(ctx, &recorder->retired);
 	mpt__ids_free(ctx, &recorder->held);
 	mpt__ids_free(ctx, &recorder->work);
@@ -23486,29 +23655,48 @@ mpt_recording mpt_record_end(mpt_context *ctx) {
 	return mpt__recording_handle(ctx, NULL);
 }
 
+/* Where the retired storages lie in the memory that a replay takes. What is idle goes back first:
+   one large piece has no use for many small ones. */
+static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
+	const int64_t n = recorder->retired.count, ids = ctx->storage_count;
+	mpt__stay *stays = (mpt__stay *)mpt__host_array(ctx, n, sizeof *stays);
+	int64_t *room = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *room);
+	uint32_t *where = (uint32_t *)mpt__host_array(ctx, ids, sizeof *where);
+	recorder->offset = (int64_t *)mpt__host_array(ctx, n, sizeof *room);
+	const bool made = stays && room && where && recorder->offset;
+	for (int64_t i = 0; i < n && made; i++) {
+		where[recorder->retired.id[i]] = (uint32_t)i + 1;
+		stays[i].root = i;
+	}
+	if (made) {
+		mpt__stays_find(ctx, recorder->launches, recorder->count, where, stays);
+		recorder->arena_bytes = mpt__stays_place(stays, n, room);
+		for (int64_t i = 0; i < n; i++) recorder->offset[i] = stays[i].offset;
+		mpt__pool_trim(ctx);
+	}
+	mpt__host_free(ctx, stays, (size_t)n * sizeof *stays);
+	mpt__host_free(ctx, room, (size_t)n * 2 * sizeof *room);
+	mpt__host_free(ctx, where, (size_t)ids * sizeof *where);
+	return made;
+}
+
 /* Gives every retired id memory again (`give` true) or takes it back. */
 static bool mpt__replay_memory(mpt_context *ctx, mpt__recording *recorder, bool give) {
-	for (int64_t i = 0; i < recorder->retired.count; i++) {
-		uint32_t id = recorder->retired.id[i];
-		mpt__storage *storage = &ctx->storages[id];
-		int size_class = 0;
-		if (give) {
-			void *data = mpt__pool_take(
-				ctx, storage->bytes > 0 ? storage->bytes : 1, MPT_MEMORY_ACTIVATION, &size_class);
-			if (!data) return false;
-			ctx->data[id] = data;
-			storage = &ctx->storages[id]; /* the pool may have moved the table */
-			storage->live = 1;
-			storage->size_class = (uint16_t)size_class;
-			mpt__account(&ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
-		} else if (ctx->data[id]) {
-			mpt__account_less(
-				&ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(storage->size_class));
-			mpt__pool_give(ctx, ctx->data[id], storage->size_class);
-			ctx->data[id] = NULL;
-			storage->live = 0;
-		}
+	if (recorder->retired.count == 0) return true;
+	if (give && !recorder->offset && !mpt__replay_plan(ctx, recorder)) return false;
+	if (give && recorder->arena_bytes > 0) {
+		recorder->arena = mpt__storage_new(
+			ctx, recorder->arena_bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+		if (!recorder->arena) return false;
 	}
+	for (int64_t i = 0; i < recorder->retired.count; i++) {
+		const uint32_t id = recorder->retired.id[i];
+		char *arena = give ? (char *)ctx->data[recorder->arena] : NULL;
+		ctx->data[id] = arena ? arena + recorder->offset[i] : NULL;
+		ctx->storages[id].live = give;
+	}
+	if (!give && recorder->arena) mpt__storage_release(ctx, recorder->arena);
+	if (!give) recorder->arena = 0;
 	return true;
 }
 
@@ -24412,55 +24600,6 @@ size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
 	mpt__write_text(&printing.out, " %D %S", printing.tensor->dtype, &printing.tensor->shape);
 	return printing.out.length;
 }
-
-/* ----
- * core/plan.c: what a training will take, from a run that takes no memory and computes nothing.
- *
- * A dry context is one of the CPU whose backend has been robbed of its hands: it says what scratch
- * memory a launch needs, but runs none, and what it hands out as memory is the address of a byte
- * that nobody reads or writes. All else, from the pool to the moments, is the real thing, so that
- * the bytes are those of the real run.
- * ---- */
-
-#ifndef MPTRAIN_NO_FRUGAL
-static void *mpt__dry_allocate(void *self, size_t bytes) {
-	static const char nothing[1] = {0};
-	(void)self, (void)bytes;
-	return (void *)(intptr_t)nothing;
-}
-
-static void mpt__dry_release(void *self, void *pointer, size_t bytes) {
-	(void)self, (void)pointer, (void)bytes;
-}
-
-static mpt_status mpt__dry_upload(void *self, void *to, const void *from, size_t bytes) {
-	(void)self, (void)to, (void)from, (void)bytes;
-	return MPT_OK;
-}
-
-/* Every value is 0, also those of borrowed memory. */
-static mpt_status mpt__dry_download(void *self, void *to, const void *from, size_t bytes) {
-	(void)self, (void)from;
-	memset(to, 0, bytes);
-	return MPT_OK;
-}
-
-static mpt_status mpt__dry_launch(
-	void *self, const mpt__execution *execution, const mpt__launch *launch) {
-	(void)self, (void)execution, (void)launch;
-	return MPT_OK;
-}
-
-/* Takes the hands from the backend that the context has. */
-static void mpt__dry_begin(mpt_context *ctx) {
-	mpt__backend *backend = &ctx->backend;
-	backend->allocate = mpt__dry_allocate;
-	backend->release = mpt__dry_release;
-	backend->upload = mpt__dry_upload;
-	backend->download = mpt__dry_download;
-	backend->launch = mpt__dry_launch;
-}
-#endif
 
 /* ----
  * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.

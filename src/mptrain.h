@@ -93,10 +93,10 @@ MPT__END_REGION
 #include "core/autocast.c"
 #include "core/autograd.c"
 MPT__BEGIN_COLD
+#include "core/plan.c"
 #include "core/recorder.c"
 #include "core/inspect.c"
 #include "core/values.c"
-#include "core/plan.c"
 #include "core/anomaly.c"
 MPT__END_REGION
 #include "ops/op.c"

@@ -8,7 +8,7 @@
 #ifndef MPT__CORE_RECORDER_INCLUDED
 #define MPT__CORE_RECORDER_INCLUDED
 
-#include "core/autograd.c"
+#include "core/plan.c"
 
 typedef struct {
     uint32_t *id;
@@ -34,6 +34,9 @@ typedef struct mpt__recording {
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
     mpt__ids work;    /* kind, slot, generation of what mpt__recorder_note was told */
+    int64_t *offset;     /* of each retired one in the memory that they share; NULL: not planned */
+    int64_t arena_bytes; /* of that memory */
+    uint32_t arena;      /* its storage during replays; 0: none */
     bool failed;
     bool own; /* anomaly mode's */
 } mpt__recording;
@@ -99,6 +102,8 @@ static void mpt__recorder_free(mpt_context *ctx, void *object) {
     for (int64_t i = 0; i < recorder->retired.count; i++)
         mpt__storage_spare(ctx, recorder->retired.id[i]);
     mpt__room_free(ctx, recorder->launches, recorder->capacity);
+    mpt__host_free(
+        ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
     mpt__ids_free(ctx, &recorder->retired);
     mpt__ids_free(ctx, &recorder->held);
     mpt__ids_free(ctx, &recorder->work);
@@ -170,29 +175,48 @@ mpt_recording mpt_record_end(mpt_context *ctx) {
     return mpt__recording_handle(ctx, NULL);
 }
 
+/* Where the retired storages lie in the memory that a replay takes. What is idle goes back first:
+   one large piece has no use for many small ones. */
+static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
+    const int64_t n = recorder->retired.count, ids = ctx->storage_count;
+    mpt__stay *stays = (mpt__stay *)mpt__host_array(ctx, n, sizeof *stays);
+    int64_t *room = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *room);
+    uint32_t *where = (uint32_t *)mpt__host_array(ctx, ids, sizeof *where);
+    recorder->offset = (int64_t *)mpt__host_array(ctx, n, sizeof *room);
+    const bool made = stays && room && where && recorder->offset;
+    for (int64_t i = 0; i < n && made; i++) {
+        where[recorder->retired.id[i]] = (uint32_t)i + 1;
+        stays[i].root = i;
+    }
+    if (made) {
+        mpt__stays_find(ctx, recorder->launches, recorder->count, where, stays);
+        recorder->arena_bytes = mpt__stays_place(stays, n, room);
+        for (int64_t i = 0; i < n; i++) recorder->offset[i] = stays[i].offset;
+        mpt__pool_trim(ctx);
+    }
+    mpt__host_free(ctx, stays, (size_t)n * sizeof *stays);
+    mpt__host_free(ctx, room, (size_t)n * 2 * sizeof *room);
+    mpt__host_free(ctx, where, (size_t)ids * sizeof *where);
+    return made;
+}
+
 /* Gives every retired id memory again (`give` true) or takes it back. */
 static bool mpt__replay_memory(mpt_context *ctx, mpt__recording *recorder, bool give) {
-    for (int64_t i = 0; i < recorder->retired.count; i++) {
-        uint32_t id = recorder->retired.id[i];
-        mpt__storage *storage = &ctx->storages[id];
-        int size_class = 0;
-        if (give) {
-            void *data = mpt__pool_take(
-                ctx, storage->bytes > 0 ? storage->bytes : 1, MPT_MEMORY_ACTIVATION, &size_class);
-            if (!data) return false;
-            ctx->data[id] = data;
-            storage = &ctx->storages[id]; /* the pool may have moved the table */
-            storage->live = 1;
-            storage->size_class = (uint16_t)size_class;
-            mpt__account(&ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
-        } else if (ctx->data[id]) {
-            mpt__account_less(
-                &ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(storage->size_class));
-            mpt__pool_give(ctx, ctx->data[id], storage->size_class);
-            ctx->data[id] = NULL;
-            storage->live = 0;
-        }
+    if (recorder->retired.count == 0) return true;
+    if (give && !recorder->offset && !mpt__replay_plan(ctx, recorder)) return false;
+    if (give && recorder->arena_bytes > 0) {
+        recorder->arena = mpt__storage_new(
+            ctx, recorder->arena_bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+        if (!recorder->arena) return false;
     }
+    for (int64_t i = 0; i < recorder->retired.count; i++) {
+        const uint32_t id = recorder->retired.id[i];
+        char *arena = give ? (char *)ctx->data[recorder->arena] : NULL;
+        ctx->data[id] = arena ? arena + recorder->offset[i] : NULL;
+        ctx->storages[id].live = give;
+    }
+    if (!give && recorder->arena) mpt__storage_release(ctx, recorder->arena);
+    if (!give) recorder->arena = 0;
     return true;
 }
 

@@ -35,8 +35,9 @@ job() { # job NAME COMMAND
     printf '%s\n' "$2" >"$work/jobs/$1"
 }
 run_jobs() {
-    ls "$work/jobs" | xargs -P "${HEADER_JOBS:-2}" -I {} \
-        sh -c "$limit bash jobs/{} >jobs/{}.log 2>&1 || echo \"status \$?\" >>jobs/{}.log"
+    ls "$work/jobs" | xargs -P "${HEADER_JOBS:-2}" -I {} bash -c "TIMEFORMAT='%U %S {}'
+        time { $limit bash jobs/{} >jobs/{}.log 2>&1 || echo \"status \$?\" >>jobs/{}.log; }" \
+        2>>times
     for log in "$work"/jobs/*.log; do
         verdict "$(basename "$log" .log)" "$log"
     done
