@@ -23349,7 +23349,7 @@ static int64_t mpt__stays_order(const mpt__stay *stays, int64_t count, int64_t *
 	return n;
 }
 
-/* The smallest gap, among those placed so far that live at some time with a stay, that it fits into.
+/* The smallest gap that a stay fits into, among those placed so far that live at some time with it.
    `placed` is ordered by offset. */
 static int64_t mpt__stay_gap(
 	const mpt__stay *stays, const int64_t *placed, int64_t n, const mpt__stay *stay) {
@@ -38649,7 +38649,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 #if defined(MPTRAIN_CUDA)
 /* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
 static bool mpt__slots_staged(const mpt_context *ctx) {
-	return ctx->backend.allocate != NULL || !ctx->backend.synchronous;
+	return (ctx->backend.allocate != NULL || !ctx->backend.synchronous) &&
+		!mpt__is_dry(&ctx->base);
 }
 
 /* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */

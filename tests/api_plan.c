@@ -11,6 +11,13 @@
 #include "../examples/resnet.h"
 #include "../examples/vit.h"
 
+/* What plans are of. */
+static mpt_config on_the_cpu(void) {
+    mpt_config config = mpt_config_default();
+    config.device = MPT_DEVICE_CPU;
+    return config;
+}
+
 /* ---- nets, each with what it reads ---- */
 
 typedef struct net_row {
@@ -177,7 +184,7 @@ TEST(plans_are_exact) {
     for (int n = 0; n < NETS; n++)
         for (int k = 0; k < PRECISIONS; k++) {
             plan_case p = case_of(n, k);
-            mpt_config config = mpt_config_default();
+            mpt_config config = on_the_cpu();
             config.threads = 1 + n % 2;
             check_plan(&config, &p, 5 + n);
         }
@@ -187,7 +194,7 @@ TEST(plans_are_exact) {
 TEST(largest_batch_of_a_budget) {
     for (int k = 0; k < PRECISIONS; k++) {
         plan_case p = case_of(k % 2, k);
-        mpt_config config = mpt_config_default();
+        mpt_config config = on_the_cpu();
         config.threads = 1;
         int64_t budget = 6000000, most = mpt_largest_batch(&config, train_case, &p, budget, 100000);
         CHECK_EQ_STR(mpt_error(NULL), "");
@@ -199,9 +206,9 @@ TEST(largest_batch_of_a_budget) {
             CHECK_EQ_INT(train_case(c, most + more, &p), want);
             mpt_destroy(c);
         }
-        CHECK_EQ_INT(mpt_largest_batch(NULL, train_case, &p, budget, 3), 3);
-        CHECK_EQ_INT(mpt_largest_batch(NULL, train_case, &p, 600000, 9), 0);
-        CHECK_EQ_INT(mpt_largest_batch(NULL, train_case, &p, 1, 9), 0);
+        CHECK_EQ_INT(mpt_largest_batch(&config, train_case, &p, budget, 3), 3);
+        CHECK_EQ_INT(mpt_largest_batch(&config, train_case, &p, 600000, 9), 0);
+        CHECK_EQ_INT(mpt_largest_batch(&config, train_case, &p, 1, 9), 0);
         CHECK_EQ_STR(mpt_error(NULL), "");
     }
 }
@@ -258,7 +265,8 @@ TEST(reads_and_writes_nothing) {
         CHECK_EQ_INT(samples_read, 0);
         FILE *file = fopen("plan.safetensors", "rb");
         CHECK(file == NULL);
-        mpt_context *c = mpt_create(NULL);
+        mpt_config config = on_the_cpu();
+        mpt_context *c = mpt_create(&config);
         CHECK_EQ_INT(fit_counted(c, 16, &f), MPT_OK);
         mpt_destroy(c);
         CHECK(samples_read > 0);
@@ -293,7 +301,7 @@ TEST(errors_are_told) {
     CHECK_CONTAINS(mpt_error(NULL), "less than one byte");
     CHECK_EQ_INT(mpt_largest_batch(NULL, fails, NULL, 5, 0), -1);
     CHECK_CONTAINS(mpt_error(NULL), "a batch of 0");
-    mpt_config config = mpt_config_default();
+    mpt_config config = on_the_cpu();
     config.threads = -1;
     CHECK_EQ_INT(mpt_plan(&config, fails, 1, NULL, NULL), MPT_ERROR_ARGUMENT);
     CHECK_CONTAINS(mpt_error(NULL), "threads = -1");

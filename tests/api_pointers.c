@@ -370,6 +370,7 @@ static void check_arrays(const row *r) {
 
 static void check_one(const row *r) {
     const int64_t n = 1;
+    if (r->call == call_flight_end && mpt_get_device(c) != MPT_DEVICE_CPU) return; /* none there */
     unsigned char *room = room_new(r->element);
     SAY(r->call(room, 1) >= 0 && !mpt_failed(c));
     SAY(room_end(room, r->element, r->element));

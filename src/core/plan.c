@@ -33,7 +33,7 @@ static int64_t mpt__stays_order(const mpt__stay *stays, int64_t count, int64_t *
     return n;
 }
 
-/* The smallest gap, among those placed so far that live at some time with a stay, that it fits into.
+/* The smallest gap that a stay fits into, among those placed so far that live at some time with it.
    `placed` is ordered by offset. */
 static int64_t mpt__stay_gap(
     const mpt__stay *stays, const int64_t *placed, int64_t n, const mpt__stay *stay) {

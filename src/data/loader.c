@@ -354,7 +354,8 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 #if defined(MPTRAIN_CUDA)
 /* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
 static bool mpt__slots_staged(const mpt_context *ctx) {
-    return ctx->backend.allocate != NULL || !ctx->backend.synchronous;
+    return (ctx->backend.allocate != NULL || !ctx->backend.synchronous) &&
+        !mpt__is_dry(&ctx->base);
 }
 
 /* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */

@@ -6,7 +6,7 @@ set -eu
 build=$1 mode=$2
 shift 2
 here=$(dirname "$0")
-compiler=gcc linker=g++ flags='-O1 -g' scalar=
+compiler=gcc linker=g++ flags='-O1 -g1' scalar= # -g takes half as long again
 case $mode in
     plain) ;;
     # Not optimised: to compile it takes a third of the time, more than its running loses. Vectors of
