@@ -20532,7 +20532,8 @@ typedef struct {
 
 /* ==== Context ==== */
 
-#define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
+/* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
@@ -21091,24 +21092,42 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  *
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
- * an eighth. Idle memory serves its own class and requests down to a quarter of its size: batches
- * of varying size then hold at most 1.17 times what lives at the peak of a step (1.38 where it is
- * down to half). Where memory counts most, in regions of mpt_recompute_begin, it serves only what
- * fills most of it, for what is made there may stay until backward. */
+ * an eighth; from 1 MB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
+ * its own class and requests down to a quarter of its size: batches of varying size then hold at
+ * most 1.17 times what lives at the peak of a step (1.38 where it is down to half). Where memory
+ * counts most, in regions of mpt_recompute_begin, it serves only what fills most of it, for what is
+ * made there may stay until backward. */
 
-enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
+enum {
+	MPT__POOL_GRAIN = 256,
+	MPT__POOL_REACH = 16,
+	MPT__POOL_NEAR = 2,
+	MPT__POOL_FINE_BIT = 12, /* 1 MB of grains */
+	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
+};
+
+/* How many steps a doubling has, as a power of two, for sizes whose highest bit, in grains, is this.
+   Where pointers have 32 bits there are few sizes, and no room for long lists. */
+static MPT__FORCE_INLINE int mpt__class_steps(int bit) {
+	return sizeof(void *) > 4 && bit >= MPT__POOL_FINE_BIT ? 5 : 3;
+}
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
 	uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
 	if (last < 8) return (int)last;
-	int log = mpt__top_bit(last);
-	return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
+	const int bit = mpt__top_bit(last), steps = mpt__class_steps(bit);
+	const int part = (int)(last >> (bit - steps)) - (1 << steps);
+	if (steps == 3) return 8 * (bit - 2) + part;
+	return MPT__POOL_FINE + 32 * (bit - MPT__POOL_FINE_BIT) + part;
 }
 
 static int64_t mpt__class_bytes(int size_class) {
 	if (size_class < 8) return (int64_t)(size_class + 1) * MPT__POOL_GRAIN;
-	int log = size_class / 8 + 2;
-	return ((int64_t)(size_class % 8 + 9) << (log - 3)) * MPT__POOL_GRAIN;
+	const bool fine = sizeof(void *) > 4 && size_class >= MPT__POOL_FINE;
+	const int from = fine ? size_class - MPT__POOL_FINE : size_class, steps = fine ? 5 : 3;
+	const int bit = (from >> steps) + (fine ? MPT__POOL_FINE_BIT : 2);
+	const int64_t part = (from & ((1 << steps) - 1)) + (1 << steps) + 1;
+	return (part << (bit - steps)) * MPT__POOL_GRAIN;
 }
 
 static void mpt__pool_trim(mpt_context *ctx);
@@ -21246,6 +21265,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
 	int reach = ctx->pool_reach;
 	if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+	if (sizeof(void *) > 4 && wanted >= MPT__POOL_FINE) reach *= 4;
 	for (int i = wanted + 1; i <= wanted + reach; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);

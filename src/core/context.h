@@ -280,7 +280,8 @@ typedef struct {
 
 /* ==== Context ==== */
 
-#define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
+/* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
