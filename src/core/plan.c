@@ -7,6 +7,8 @@
 
 #include "core/autograd.c"
 
+#ifndef MPTRAIN_NO_FRUGAL
+
 /* ==== Places ====
  *
  * Storages that come and go within a list of launches share one piece of memory: each lies where
@@ -126,7 +128,6 @@ static void mpt__stays_find(const mpt_context *ctx, const mpt__launch *launches,
  * that nobody reads or writes. All else, from the pool to the moments, is the real thing, so that
  * the bytes are those of the real run. */
 
-#ifndef MPTRAIN_NO_FRUGAL
 static void *mpt__dry_allocate(void *self, size_t bytes) {
     static const char nothing[1] = {0};
     (void)self, (void)bytes;

@@ -178,12 +178,21 @@ mpt_recording mpt_record_end(mpt_context *ctx) {
 /* Where the retired storages lie in the memory that a replay takes. What is idle goes back first:
    one large piece has no use for many small ones. */
 static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
-    const int64_t n = recorder->retired.count, ids = ctx->storage_count;
+    const int64_t n = recorder->retired.count;
+    recorder->offset = (int64_t *)mpt__host_array(ctx, n, sizeof *recorder->offset);
+    bool made = recorder->offset != NULL;
+#ifdef MPTRAIN_NO_FRUGAL /* one behind the other */
+    for (int64_t i = 0; i < n && made; i++) {
+        recorder->offset[i] = recorder->arena_bytes;
+        recorder->arena_bytes +=
+            mpt__class_bytes(mpt__size_class(ctx->storages[recorder->retired.id[i]].bytes));
+    }
+#else
+    const int64_t ids = ctx->storage_count;
     mpt__stay *stays = (mpt__stay *)mpt__host_array(ctx, n, sizeof *stays);
     int64_t *room = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *room);
     uint32_t *where = (uint32_t *)mpt__host_array(ctx, ids, sizeof *where);
-    recorder->offset = (int64_t *)mpt__host_array(ctx, n, sizeof *room);
-    const bool made = stays && room && where && recorder->offset;
+    made = made && stays && room && where;
     for (int64_t i = 0; i < n && made; i++) {
         where[recorder->retired.id[i]] = (uint32_t)i + 1;
         stays[i].root = i;
@@ -192,11 +201,12 @@ static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
         mpt__stays_find(ctx, recorder->launches, recorder->count, where, stays);
         recorder->arena_bytes = mpt__stays_place(stays, n, room);
         for (int64_t i = 0; i < n; i++) recorder->offset[i] = stays[i].offset;
-        mpt__pool_trim(ctx);
     }
     mpt__host_free(ctx, stays, (size_t)n * sizeof *stays);
     mpt__host_free(ctx, room, (size_t)n * 2 * sizeof *room);
     mpt__host_free(ctx, where, (size_t)ids * sizeof *where);
+#endif
+    if (made) mpt__pool_trim(ctx);
     return made;
 }
 

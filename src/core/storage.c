@@ -160,7 +160,7 @@ enum {
     MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
-/* How many steps a doubling has, as a power of two, for sizes whose highest bit, in grains, is this.
+/* How many steps a doubling has, as a power of two, where this is a size's highest bit, in grains.
    Where pointers have 32 bits there are few sizes, and no room for long lists. */
 static MPT__FORCE_INLINE int mpt__class_steps(int bit) {
     return sizeof(void *) > 4 && bit >= MPT__POOL_FINE_BIT ? 5 : 3;
