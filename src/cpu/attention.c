@@ -17,7 +17,7 @@
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__cpu_embedding_work {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_view table, rows;
     int64_t columns, per_chunk;
@@ -131,7 +131,7 @@ static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
 #define MPT__ROPE_ROWS 8   /* positions of a chunk */
 #define MPT__ROPE_PAIRS 64 /* whose sines are held at a time */
 
-typedef struct mpt__cpu_rope_work {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_view from, to;
 } mpt__cpu_rope_work;
@@ -199,7 +199,7 @@ static void mpt__cpu_rope(const mpt__cpu_call *call) {
 
 enum { MPT__GRID_CORNERS = 8, MPT__GRID_FEATURES = 8 };
 
-typedef struct mpt__cpu_grid {
+typedef struct {
     const mpt__cpu_call *call;
     const mpt__operand *place, *table, *row; /* which are views 1, 0, 2; backward 0, 2, 1 */
     mpt__cpu_view places, tables, rows;
@@ -310,7 +310,7 @@ typedef struct mpt__attention {
 } mpt__attention;
 
 /* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
-typedef struct mpt__attention_rows {
+typedef struct {
     const mpt__real *x;
     int64_t step;
 } mpt__attention_rows;
@@ -861,7 +861,7 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
 }
 
 /* Which sums of the own keys a pass takes, and with care or not. */
-typedef struct mpt__attention_pass {
+typedef struct {
     bool dkv, dq, careful;
 } mpt__attention_pass;
 

@@ -18,7 +18,7 @@
 
 /* ==== What a launch asks for ==== */
 
-typedef struct mpt__conv {
+typedef struct {
     const mpt__launch *launch;
     int64_t n, x[3], y[3]; /* images; lines, pixels and channels of the two sides */
     int64_t kernel[2], stride[2], padding[2], dilation[2];
@@ -49,7 +49,7 @@ static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c-
 
 /* C[m, n] = act(A[m, k] B[k, n] + bias + more). Not to be copied: the pointers are to its own
    images. */
-typedef struct mpt__conv_product {
+typedef struct {
     int64_t m, n, k;
     mpt__gemm_side a, b, bias;
     char *c, *more; /* more: what is added, lying as C does; NULL: nothing */
@@ -187,7 +187,7 @@ static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
 
 /* ==== Products of the reference level ==== */
 
-typedef struct mpt__ref_conv_work {
+typedef struct {
     const mpt__launch *launch;
     mpt__conv_product product;
     mpt__cpu_view out;
@@ -247,7 +247,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
  * Kernels read them where they lie; what hangs over the edge or is not of the type computed in is
  * copied, once, to lines with room for the padding. */
 
-typedef struct mpt__conv_lines {
+typedef struct {
     const mpt__gemm_image *x;   /* what taps are of */
     const mpt__gemm_side *side; /* where it lies */
     const mpt__routines *routines;
@@ -410,7 +410,7 @@ static const char *mpt__conv_line(
 #define MPT__DEPTH_TAPS 32 /* taps, or pixels of a gradient of weights, at a time */
 
 /* Of a convolution of one group that has all channels. */
-typedef struct mpt__depthwise {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__conv conv;
     mpt__conv_product product;
@@ -479,10 +479,9 @@ static void mpt__depth_line(
     const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
     if (p.out != apart && !relu && w->product.more == NULL) return;
     for (int64_t i = 0; i < p.count; i++) {
-        for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
+        for (int64_t c = 0; c < channels; c += MPT__BLOCK)
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
                 mpt__cpu_min(MPT__BLOCK, channels - c), relu);
-        }
     }
 }
 
@@ -573,14 +572,12 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
     const mpt__gemm_image *g = w->lines.x;
     const int64_t taps = g->taps[0] * g->taps[1], numel = taps * g->channels;
     mpt__real *sum = w->memory;
-    for (int64_t s = 1; s < w->lines.chunks; s++) {
+    for (int64_t s = 1; s < w->lines.chunks; s++)
         w->call->routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
-    }
     for (int64_t t = 0; t < taps; t++) {
-        for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
+        for (int64_t c = 0; c < g->channels; c += MPT__BLOCK)
             mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
                 mpt__cpu_min(MPT__BLOCK, g->channels - c));
-        }
     }
 }
 

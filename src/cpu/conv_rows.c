@@ -55,7 +55,7 @@ static bool mpt__conv_gemm(
 #define MPT__CONV_TAPS 16             /* that go together then */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
-typedef struct mpt__conv_rows {
+typedef struct {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
@@ -163,7 +163,7 @@ static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__ge
 }
 
 /* Where the sums of a line of a block are, and whether they are added to. */
-typedef struct mpt__conv_row {
+typedef struct {
     float *sums;
     char *c;
     int how;
@@ -209,13 +209,10 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
 static void mpt__conv_row_end(
     const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row, int64_t ldc) {
     const int64_t pixels = r->lines.x->grid[1];
-    for (int64_t i = 0; row->how == 0 && i < pixels; i++) {
+    for (int64_t i = 0; row->how == 0 && i < pixels; i++)
         memset(row->sums + i * ldc, 0, (size_t)g->n * sizeof *row->sums);
-    }
     g->c = row->c;
-    if (!r->in_c || !mpt__gemm_is_plain(g)) {
-        g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
-    }
+    if (!r->in_c || !mpt__gemm_is_plain(g)) g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
 }
 
 static void mpt__conv_row_block(
@@ -252,10 +249,9 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
     mpt__gemm_side dy = g->a;
     dy.data += line * pixels * m * mpt__dtype_info[dy.dtype].bytes;
     if (g->level->unit > 1) {
-        for (int64_t i = 0; i < m; i += width) {
+        for (int64_t i = 0; i < m; i += width)
             g->level->pack(
                 apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0, pixels);
-        }
     } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
         mpt__conv_floats(r->lines.routines, &dy, 0, apart, pixels * m);
     } else {
@@ -277,9 +273,8 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
     const char *dy[MPT__CONV_MORE];
     int64_t y0;
     const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         dy[i] = mpt__conv_row_dy(r, line + i, apart + i * (r->apart / l->block));
-    }
     for (int64_t ty = 0; ty < x->taps[0]; ty++) {
         mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE], from[MPT__CONV_MORE];
         int sides = 0;
@@ -335,10 +330,9 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     (void)thread;
     if (r->weights) {
         float *sum = r->memory + j * g->n;
-        for (int64_t s = 1; s < r->lines.chunks; s++) {
+        for (int64_t s = 1; s < r->lines.chunks; s++)
             r->lines.routines->binary[MPT__BINARY_ADD](
                 sum, sum, sum + s * g->m * g->n, count * g->n, 0, 0);
-        }
         g->level->finish(g, sum, g->n, j, 0, count, g->n);
     } else if (g->b_image != NULL) {
         mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
@@ -356,9 +350,8 @@ static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
     const int64_t from = pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1];
     float *to = r->memory + r->pixels + pixel * r->images * r->run;
     (void)thread;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         mpt__conv_elements(&r->lines, i * x->image + from, (char *)(to + i * r->run), x->channels);
-    }
     memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
 }
 
@@ -372,7 +365,7 @@ static bool mpt__conv_meets(
 }
 
 /* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
-typedef struct mpt__conv_bf16x2 {
+typedef struct {
     const mpt__gemm_level *level;
     float *sums;
     int64_t depth, rows, count;
@@ -464,9 +457,8 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
                         : p * side.inner) *
         mpt__dtype_info[side.dtype].bytes;
     side.inner = p < 0 ? x->image : grid * side.inner;
-    for (int64_t j = 0; j < channels; j += width, to += r->run) {
+    for (int64_t j = 0; j < channels; j += width, to += r->run)
         g->level->pack(to, true, &side, j, mpt__smaller_of(width, channels - j), 0, r->images);
-    }
 }
 
 /* The gradient of a tap for some channels of x. */
@@ -500,9 +492,8 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
     float *biases = r->memory + r->biases;
     if (r->biases > 0) mpt__conv_floats(r->lines.routines, &g->bias, 0, biases, g->n);
-    for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
+    for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++)
         memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
-    }
     const int64_t cost = g->m * g->n / g->level->rate * g->k;
     if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
     if (r->images > 0) {
@@ -524,7 +515,7 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     if (r->weights) mpt__gemm_for(pool, panels, g->m * g->n, mpt__conv_panel_chunk, r);
 }
 
-typedef struct mpt__conv_work {
+typedef struct {
     const mpt__gemm_level *level;
     mpt__conv conv;
     void *const *data;
@@ -562,11 +553,10 @@ static bool mpt__conv_plan(
         w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
         mpt__conv_rows r;
         int64_t bytes = 0;
-        if (g.m * g.n > 0) {
+        if (g.m * g.n > 0)
             bytes = mpt__conv_rows_of(&r, &g, &w->conv)
                 ? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
                 : mpt__gemm_bytes(&g, w->whole ? 1 : threads);
-        }
         if (bytes > w->bytes) w->bytes = bytes;
     }
     return true;

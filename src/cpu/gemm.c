@@ -51,13 +51,11 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
                     g->bias.dtype, g->bias.round);
                 dense.bias = row;
             }
-            for (int64_t e = 0; e < n; e++) {
+            for (int64_t e = 0; e < n; e++)
                 memcpy((char *)out + e * bytes, c + e * step, (size_t)bytes);
-            }
             g->level->finish(&dense, sum + r * ld + x, ld, 0, 0, 1, n);
-            for (int64_t e = 0; e < n; e++) {
+            for (int64_t e = 0; e < n; e++)
                 memcpy(c + e * step, (char *)out + e * bytes, (size_t)bytes);
-            }
         }
     }
 }
@@ -74,14 +72,14 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
 /* Where the sums of products live until all of K has been seen. */
-typedef enum mpt__gemm_home {
+typedef enum {
     MPT__GEMM_IN_C,     /* C is fp32, contiguous along N, and takes the plain sums */
     MPT__GEMM_FINISH,   /* the same, but each tile is finished in place after the last K block */
     MPT__GEMM_ON_STACK, /* one K block: in a tile that is finished at once */
     MPT__GEMM_IN_PARTIAL
 } mpt__gemm_home;
 
-typedef struct mpt__gemm_layout {
+typedef struct {
     int64_t m, n;             /* of a block of C */
     int64_t depth;            /* of a K block */
     int64_t pass;             /* K packed at a time: some K blocks */
@@ -97,7 +95,7 @@ typedef struct mpt__gemm_layout {
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
-typedef struct mpt__gemm_watch {
+typedef struct {
     int32_t refused; /* 1 once the level has refused a value: nothing more is computed */
     bool dry;        /* only see whether it does */
 } mpt__gemm_watch;
@@ -179,7 +177,7 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
 }
 
 /* One pass over a block of C. */
-typedef struct mpt__gemm_pass {
+typedef struct {
     const mpt__gemm *g;
     mpt__gemm_watch *watch;
     mpt__gemm_layout lay;
@@ -268,7 +266,7 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 
 /* What the tiles of a thread share. Sums that wait to be finished are so behind the next tile: the
    two overlap. */
-typedef struct mpt__gemm_sums {
+typedef struct {
     MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
     float bias[64]; /* of halves: of the columns from bias_at on, converted */
     int64_t bias_at;
@@ -527,7 +525,7 @@ static void mpt__gemm_packed(
 #endif
 #define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
 
-typedef struct mpt__gemm_direct {
+typedef struct {
     const mpt__gemm *g;
     bool dots, by_rows;  /* which kernel; which side is chunked: A by rows or B by columns */
     bool in_place;       /* the kernel converts what it loads of that side, as it loads it once */
@@ -751,9 +749,7 @@ static bool mpt__gemm_read(
     for (int i = 0; i < g->batch_rank; i++) {
         g->batch_size[i] = o[3].shape[i];
         g->batch_count *= o[3].shape[i];
-        for (int j = 0; j < 4; j++) {
-            g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
-        }
+        for (int j = 0; j < 4; j++) g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
     }
     if (g->m == 0 || g->n == 0 || g->batch_count == 0) {
         g->batch_count = 0;
@@ -783,9 +779,8 @@ static void mpt__gemm_run_one(
     if (g->k == 0) {
         float zeros[64] = {0};
         for (int64_t i = 0; i < g->m; i++) {
-            for (int64_t j = 0; j < g->n; j += 64) {
+            for (int64_t j = 0; j < g->n; j += 64)
                 mpt__gemm_finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
-            }
         }
     } else if (mpt__gemm_goes_direct(g, &dots)) {
         mpt__gemm_run_direct(g, dots, pool, (float *)(void *)workspace);
@@ -799,9 +794,8 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     bool dots;
     mpt__gemm_direct d;
     if (g->k == 0) return 0;
-    if (mpt__gemm_goes_direct(g, &dots)) {
+    if (mpt__gemm_goes_direct(g, &dots))
         return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
-    }
     mpt__gemm_layout lay = mpt__gemm_lay_out(g, threads);
     return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
@@ -812,7 +806,7 @@ static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
         g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
-typedef struct mpt__gemm_batch {
+typedef struct {
     const mpt__gemm *g;
     mpt__pool *pool;
     char *workspace;
@@ -828,9 +822,8 @@ static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
         chunk /= g.batch_size[i];
         g.a.data += at * g.batch_stride[i][0] * mpt__dtype_info[g.a.dtype].bytes;
         g.b.data += at * g.batch_stride[i][1] * mpt__dtype_info[g.b.dtype].bytes;
-        if (g.bias.data != NULL) {
+        if (g.bias.data != NULL)
             g.bias.data += at * g.batch_stride[i][2] * mpt__dtype_info[g.bias.dtype].bytes;
-        }
         g.c += at * g.batch_stride[i][3] * mpt__dtype_info[g.c_dtype].bytes;
     }
     mpt__gemm_run_one(&g, batch->pool, batch->workspace + thread * batch->bytes, batch->watch);

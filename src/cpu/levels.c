@@ -55,7 +55,7 @@ MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64
 #define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
 
 /* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
-typedef struct mpt__cpu_bit {
+typedef struct {
     uint8_t subleaf, word, bit;
     uint16_t feature; /* MPT__CPU_ */
     uint32_t state;   /* of the registers it works on */
@@ -114,7 +114,7 @@ static uint32_t mpt__cpu_features(void) {
 
 /* A level has all the kernels of the slower ones in this table from REF on that the CPU has, too,
    and puts its own routines and its products of matrices in their place. */
-typedef struct mpt__cpu_level {
+typedef struct {
     mpt_isa isa;
     const char *name;
     uint32_t needs;                      /* MPT__CPU_ bits */

@@ -9,7 +9,7 @@
 /* ==== Losses ==== */
 
 /* What NLL and CROSS_ENTROPY and their backward share. Absent operands have no data. */
-typedef struct mpt__cpu_loss_work {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_view x, target, weight, divisor, gradient, log_sum, out;
     int64_t x_stride[2], out_stride[2], log_sum_stride[2]; /* log_sum: maximum, and the rest */
@@ -52,9 +52,8 @@ static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__c
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
         const mpt__real *by = weight, *addend = x;
-        if (w->weight.data != NULL) {
+        if (w->weight.data != NULL)
             by = mpt__cpu_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
-        }
         if (view != NULL) {
             mpt__cpu_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
             for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
@@ -162,10 +161,9 @@ static void mpt__cpu_loss(const mpt__cpu_call *call, bool from_logits) {
         mpt__cpu_loss_chunk, &w);
 
     if (launch->reduction == MPT_NONE) {
-        for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
+        for (int64_t at = 0; at < w.rows; at += MPT__BLOCK)
             mpt__cpu_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
                 mpt__cpu_min(MPT__BLOCK, w.rows - at));
-        }
         mpt__cpu_put_one(&divisor, 0, 1);
         return;
     }
@@ -196,7 +194,7 @@ static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row)
 }
 
 /* Rows under way together: the class of each, and its factors (1 - e) w_t and g. */
-typedef struct mpt__cpu_loss_rows {
+typedef struct {
     int64_t row, lines, target[MPT__LINES];
     mpt__real scale[MPT__LINES], g[MPT__LINES], most[MPT__LINES], log_sum[MPT__LINES];
 } mpt__cpu_loss_rows;
@@ -218,17 +216,15 @@ static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_lo
     mpt__cpu_lines_each(routines, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
     for (int64_t i = 0; smooth != 0 && i < n; i++) {
         mpt__real weight = mpt__cpu_class_weight(w, at + i);
-        for (int64_t k = i * lines; k < (i + 1) * lines; k++) {
+        for (int64_t k = i * lines; k < (i + 1) * lines; k++)
             dx[k] += smooth * (p[k] * w->weight_sum - weight);
-        }
     }
 }
 
 /* Ignored samples get 0; and an infinite g leaves those classes 0 whose factor is 0. */
 static void mpt__cpu_odd_row(const mpt__cpu_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
-    for (int64_t i = r; i < n * rows->lines; i += rows->lines) {
+    for (int64_t i = r; i < n * rows->lines; i += rows->lines)
         dx[i] = rows->target[r] < 0 || dx[i] == 0 ? 0 : rows->g[r] * dx[i];
-    }
 }
 
 /* The gradient of some rows. NLL: -g w at the target. From logits, with p = softmax(x):
@@ -261,9 +257,8 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
             by[r] = odd ? 1 : rows->g[r];
             if (!w->from_logits && t >= 0 && t < n) dx[t] *= by[0];
         }
-        if (w->from_logits) {
+        if (w->from_logits)
             mpt__cpu_lines_each(w->call->routines, MPT__EACH_MUL, dx, dx, by, lines, n);
-        }
         mpt__cpu_lines_put(&to, lines, at, n, dx);
     }
 }
@@ -393,7 +388,7 @@ static const struct {
 };
 
 /* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
-typedef struct mpt__cpu_pair_work {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_walk walk[6];
     int by, out; /* the operand that is written */

@@ -16,7 +16,7 @@
 
 enum { MPT__NORM_N, MPT__NORM_G, MPT__NORM_C, MPT__NORM_S };
 
-typedef struct mpt__norm_work {
+typedef struct {
     const mpt__launch *launch;
     const mpt__routines *routines;
     mpt__cpu_view view[MPT__MAX_OPERANDS];
@@ -752,7 +752,7 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
 
-typedef struct mpt__batches_work {
+typedef struct {
     mpt__norm_work w;
     int pass;
     int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */

@@ -14,7 +14,7 @@
 #define MPT__PLANES_ROOM 49152   /* floats of the strips of a task, about: the second cache's */
 #define MPT__PLANES_SLICES 16    /* sums of their own that a gradient of weights has, at most */
 
-typedef struct mpt__planes_work {
+typedef struct {
     const mpt__cpu_call *call;
     mpt__conv conv;
     mpt__planes all; /* of the first task */

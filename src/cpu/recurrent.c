@@ -65,7 +65,7 @@ static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
 #define MPT__CELL_BLOCK (MPT__BLOCK / 8)
 #define MPT__CELL_OPERANDS 9
 
-typedef struct mpt__cpu_cells {
+typedef struct {
     mpt__cpu_view view[MPT__CELL_OPERANDS];
     int64_t step[MPT__CELL_OPERANDS]; /* between rows */
     int64_t hidden, now;
@@ -75,7 +75,7 @@ typedef struct mpt__cpu_cells {
 } mpt__cpu_cells;
 
 /* Some elements of a row, and what of them does not lie where it is computed. */
-typedef struct mpt__cell_part {
+typedef struct {
     const mpt__cpu_cells *w;
     int64_t row, at, n;
     int used;

@@ -10,19 +10,19 @@
 
 /* [N, C, H, W], by rows of pixels: of one channel, or, where both images are dense and channels
    last, of all of them, `run`. */
-typedef struct mpt__cpu_image {
+typedef struct {
     mpt__cpu_view view;
     const mpt__operand *operand;
     int64_t rows, columns;
 } mpt__cpu_image;
 
 /* Which of `size` elements, at most two, element `at` of the result is made of. */
-typedef struct mpt__cpu_source {
+typedef struct {
     int64_t first, second;
     mpt__real weight; /* of the second */
 } mpt__cpu_source;
 
-typedef struct mpt__cpu_resize_work {
+typedef struct {
     mpt__cpu_image from, image; /* before, after */
     int way;
     mpt__real step[2];         /* rows and columns before per one after */

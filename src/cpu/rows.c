@@ -13,7 +13,7 @@
    many leave work for more threads; no sum depends on it. */
 #define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
-typedef struct mpt__cpu_reduce_work {
+typedef struct {
     mpt__cpu_walk in, out; /* over the outputs */
     mpt__cpu_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
@@ -63,9 +63,8 @@ static void mpt__cpu_reduce_outputs(
         }
         mpt__cpu_advance(&at, &w->reduced, m);
     }
-    for (int64_t j = 0; !w->by_columns && j < n; j++) {
+    for (int64_t j = 0; !w->by_columns && j < n; j++)
         result[j] = w->fold(lane + MPT__SUM_LANES * j);
-    }
     if (!w->by_columns) return;
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
         int64_t some = mpt__cpu_min(used, 2 * half) - half;
@@ -113,9 +112,8 @@ static void mpt__cpu_reduce_finish(void *work, int64_t tile, int thread) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real *part = w->partial + (begin + i) * w->chunks;
         for (int64_t step = 1; step < w->chunks; step *= 2) {
-            for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
+            for (int64_t k = 0; k + step < w->chunks; k += 2 * step)
                 w->combine(&part[k], &part[k], &part[k + step], 1, 0, 0);
-            }
         }
         result[i] = part[0];
     }
@@ -127,10 +125,9 @@ static void mpt__cpu_reduce_loops(const mpt__launch *launch, mpt__cpu_reduce_wor
     const mpt__operand *in = &launch->operand[0], *out = &launch->operand[1];
     mpt__cpu_loop_init(&w->in.loop);
     mpt__cpu_loop_init(&w->reduced);
-    for (int d = 0; d < in->rank; d++) {
+    for (int d = 0; d < in->rank; d++)
         mpt__cpu_loop_add(
             out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d], in->stride[d]);
-    }
     mpt__cpu_loop_close(&w->in.loop);
     mpt__cpu_loop_close(&w->reduced);
     w->chunks = mpt__cpu_chunks(w->reduced.count, MPT__SUM_CHUNK);
@@ -189,10 +186,9 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
     mpt__parallel(call->pool, tiles * w.chunks,
         mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0), mpt__cpu_reduce_chunk,
         &w);
-    if (w.chunks > 1) {
+    if (w.chunks > 1)
         mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
             mpt__cpu_reduce_finish, &w);
-    }
 }
 
 /* ---- Sums of squares beyond fp32 ---- */
@@ -394,9 +390,8 @@ static void mpt__cpu_argmax_line(
     from = mpt__cpu_argmax_part(w, offset, part, x, mpt__cpu_min(PART, w->n - part));
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
-    if (w->walk[1].view.data != NULL) {
+    if (w->walk[1].view.data != NULL)
         mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
-    }
     if (w->walk[2].view.data != NULL)
         mpt__cpu_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
@@ -696,7 +691,7 @@ static void mpt__cpu_argsort(const mpt__cpu_call *call) {
 
 /* ==== Lines side by side ==== */
 
-typedef struct mpt__cpu_lines {
+typedef struct {
     mpt__cpu_view view;
     int64_t offset, step, stride; /* of the first line; from line to line; along a line */
 } mpt__cpu_lines;
@@ -707,14 +702,12 @@ static const mpt__real *mpt__cpu_lines_in(
     mpt__real rows[MPT__BLOCK];
     int64_t offset = l->offset + at * l->stride;
     if (lines == 1) return mpt__cpu_in(&l->view, offset, l->stride, block, n);
-    for (int64_t i = 0; l->step == 1 && i < n; i++) {
+    for (int64_t i = 0; l->step == 1 && i < n; i++)
         mpt__cpu_get(&l->view, offset + i * l->stride, 1, block + i * lines, lines);
-    }
     if (l->step == 1) return block;
     const mpt__real *x = mpt__cpu_in(&l->view, offset, l->stride, rows, n);
-    for (int64_t r = 1; x == rows && r < lines; r++) {
+    for (int64_t r = 1; x == rows && r < lines; r++)
         mpt__cpu_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
-    }
     l->view.routines->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
     return block;
 }
@@ -734,19 +727,17 @@ static void mpt__cpu_lines_put(
         mpt__cpu_put(&l->view, offset, l->stride, x, n);
         return;
     }
-    for (int64_t i = 0; l->step == 1 && i < n; i++) {
+    for (int64_t i = 0; l->step == 1 && i < n; i++)
         mpt__cpu_put(&l->view, offset + i * l->stride, 1, x + i * lines, lines);
-    }
     if (l->step == 1) return;
     mpt__real *to = mpt__cpu_out(&l->view, offset, l->stride, rows);
     l->view.routines->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
-    for (int64_t r = 0; to == rows && r < lines; r++) {
+    for (int64_t r = 0; to == rows && r < lines; r++)
         mpt__cpu_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
-    }
 }
 
 /* out = x - by or x by, with one number in `by` for each line. */
-typedef enum mpt__cpu_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
+typedef enum { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
 static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each what, mpt__real *out,
     const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
     static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
@@ -755,9 +746,8 @@ static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each wha
         routines->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
         return;
     }
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         routines->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
-    }
 }
 
 /* The sums over lines: of one line, fed block by block, or of some that are one block. */
@@ -775,9 +765,8 @@ static void mpt__cpu_lines_add(
         mpt__real *to = lane + i % MPT__SUM_LANES * lines;
         add(to, to, x + i * lines, lines, 0, 0);
     }
-    for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
+    for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2)
         add(half == 1 ? total : lane, lane, lane + half * lines, half * lines, 0, 0);
-    }
 }
 
 /* The maxima of lines and the sums of exp(x - maximum) over them. The exponentials, or the
@@ -795,9 +784,8 @@ static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *t
         int64_t n = mpt__cpu_min(MPT__BLOCK, count - at);
         from = mpt__cpu_lines_in(l, lines, at, n, x);
         if (lines == 1) most[0] = routines->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
-        for (int64_t i = 0; lines > 1 && i < n; i++) {
+        for (int64_t i = 0; lines > 1 && i < n; i++)
             routines->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
-        }
     }
     mpt__cpu_sum_init(&sum, routines);
     for (int64_t at = 0; lines == 1 && at < count; at += MPT__BLOCK) {
@@ -914,10 +902,9 @@ static void mpt__cpu_softmax_run(const mpt__cpu_call *call, int operands, double
     w.line = operands == 2 ? mpt__cpu_softmax_lines : mpt__cpu_softmax_backward_lines;
     w.dense = call->routines->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
         o[0].shape[axis] <= MPT__SUM_CHUNK;
-    for (int k = 0; k < operands; k++) {
+    for (int k = 0; k < operands; k++)
         w.dense = w.dense && mpt__cpu_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
             o[k].access != MPT__ACCUMULATE;
-    }
     if (w.dense) w.line = mpt__cpu_softmax_rows;
     mpt__cpu_axis_run(&w, call, operands, 0, axis, ns);
 }
@@ -1043,7 +1030,7 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 #define MPT__GEMM_N 64
 #define MPT__GEMM_K (MPT__BLOCK / 16)
 
-typedef struct mpt__cpu_gemm_work {
+typedef struct {
     const mpt__launch *launch;
     mpt__cpu_view view[4]; /* a, b, bias, out */
     mpt__real alpha;
@@ -1055,12 +1042,10 @@ typedef struct mpt__cpu_gemm_work {
 /* Rounds values of one dtype to another, the compute dtype. */
 static void mpt__cpu_round(mpt__real *x, int64_t n, int from, int compute) {
     if (from == compute) return;
-    for (int64_t i = 0; compute == MPT_F16 && i < n; i++) {
+    for (int64_t i = 0; compute == MPT_F16 && i < n; i++)
         x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
-    }
-    for (int64_t i = 0; compute == MPT_BF16 && i < n; i++) {
+    for (int64_t i = 0; compute == MPT_BF16 && i < n; i++)
         x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
-    }
 }
 
 /* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
@@ -1107,12 +1092,10 @@ static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
         int64_t k = mpt__cpu_min(MPT__GEMM_K, w->k - k0);
-        for (int64_t i = 0; i < rows; i++) {
+        for (int64_t i = 0; i < rows; i++)
             mpt__cpu_gemm_get(w, 0, mpt__cpu_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
-        }
-        for (int64_t p = 0; p < k; p++) {
+        for (int64_t p = 0; p < k; p++)
             mpt__cpu_gemm_get(w, 1, mpt__cpu_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
-        }
         mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
     }
     for (int64_t i = 0; i < rows; i++) {
@@ -1146,9 +1129,8 @@ static void mpt__cpu_gemm(const mpt__cpu_call *call) {
     w.tiles_m = mpt__cpu_chunks(w.m, MPT__GEMM_M);
     w.tiles_n = mpt__cpu_chunks(w.n, MPT__GEMM_N);
     w.activation = NULL;
-    if (launch->activation != MPT_ACTIVATION_NONE) {
+    if (launch->activation != MPT_ACTIVATION_NONE)
         w.activation = call->routines->unary[activation[launch->activation]];
-    }
     int64_t batches = 1;
     for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
     /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */

@@ -12,7 +12,7 @@
 
 #define MPT__SEQUENCE_TILES 4 /* of sequences that a thread goes through at a time */
 
-typedef struct mpt__cpu_sequences {
+typedef struct {
     mpt__cpu_cells cells;
     const mpt__gemm_level *level;
     mpt__gemm_side weight;                          /* as B */
@@ -81,7 +81,7 @@ static mpt__cpu_view mpt__sequences_view(
 
 /* Lines of 64 bytes, to be fetched one after the other: what step `t` has of the sequences from
    `row` on, operand by operand, where they lie together. */
-typedef struct mpt__sequences_ahead {
+typedef struct {
     int64_t t, row, lines;
     int operand;
     const char *at;

@@ -62,7 +62,7 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 /* ---- Caches ---- */
 
 /* What a layer keeps of the places that it saw; `user` of the module. */
-typedef struct mpt__cache {
+typedef struct {
     mpt_context *context;
     mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
     int64_t batch, capacity, length;

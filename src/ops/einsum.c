@@ -11,14 +11,14 @@
 enum { MPT__LETTERS = 52, MPT__LABELS = MPT__LETTERS + MPT_MAX_RANK };
 
 /* A factor that is still to be multiplied, or the product of those that are done. */
-typedef struct mpt__factor {
+typedef struct {
     mpt_tensor tensor;
     bool own; /* made here, not the caller's */
     int rank;
     int label[MPT_MAX_RANK];
 } mpt__factor;
 
-typedef struct mpt__einsum {
+typedef struct {
     mpt_context *context;
     const char *equation;
     mpt__factor factor[MPT_MAX_RANK];
@@ -234,7 +234,7 @@ static void mpt__factor_stretch(const mpt__einsum *e, mpt__factor *f) {
 }
 
 /* Labels of a product of two: those that both keep, those of a and of b alone, those summed. */
-typedef struct mpt__label_groups {
+typedef struct {
     int label[4][MPT_MAX_RANK], count[4];
 } mpt__label_groups;
 enum { MPT__OF_BOTH, MPT__OF_A, MPT__OF_B, MPT__SUMMED };

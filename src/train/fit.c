@@ -655,10 +655,9 @@ static void mpt__fit_report(mpt__fit *fit) {
     const mpt__object *row = &fit->context->objects[MPT__LOADER].rows[fit->train.slot];
     mpt_fit_result *result = &fit->result;
     mpt__fit_measure(fit);
-    if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation) {
+    if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation)
         fit->progress.seconds_waited =
             ((const mpt__loader *)row->object)->seconds_waited - fit->others;
-    }
     if (!mpt__ok(fit->context) && fit->progress.batch > 0) result->train_loss = fit->progress.loss;
     result->skipped_steps = fit->progress.skipped_steps;
     result->seconds_waited = fit->progress.seconds_waited;

@@ -79,7 +79,7 @@ typedef struct {
     int64_t number; /* of the step; -1: no other file goes */
 } mpt__series_job;
 
-typedef struct mpt__series {
+typedef struct {
     char path[MPT__PATH_SIZE]; /* without a slash at the end */
     mpt_checkpoint_config config;
     mpt_checkpoint_stats stats;

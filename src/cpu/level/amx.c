@@ -112,10 +112,9 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
     const __mmask16 q_lanes = along_k ? v_first(n - 16) : p_lanes;
     const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
     int64_t i = 0;
-    for (; i < 16 && whole; i++, rows += 64, from += step) {
+    for (; i < 16 && whole; i++, rows += 64, from += step)
         mpt__amx_row(
             rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts, bad);
-    }
     for (; i < 16 && i < lines; i++, rows += 64, from += step) {
         const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
         mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
@@ -137,10 +136,9 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
     __m512 bad = _mm512_setzero_ps();
     for (; depth > 0;
          depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
-        for (int64_t o = 0; o < count; o += 16) {
+        for (int64_t o = 0; o < count; o += 16)
             mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
                 o_step, k_step, count - o, depth, dtype, round, parts, &bad);
-        }
     }
     if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
         const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
@@ -171,18 +169,16 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
     char *to = (char *)panel;
     bool good = true;
-    if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0)) {
+    if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0))
         return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
-    }
     for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
         const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
         for (int64_t o = 0; o < count; o += 16) {
             const int64_t lines = mpt__smaller_of(count - o, 16);
-            for (int64_t i = 0; i < lines; i++) {
+            for (int64_t i = 0; i < lines; i++)
                 MPT__BF16X2_BASE(load)
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                     n, side->dtype, 0);
-            }
             good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
         }
     }

@@ -193,7 +193,7 @@ MPT__OP v_f mpt__v8_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
 }
 
 /* Doubles made of the floats of a vector. */
-typedef struct mpt__v8_d {
+typedef struct {
     __m256d low, high;
 } mpt__v8_d;
 MPT__OP v_d v_no_doubles(void) {

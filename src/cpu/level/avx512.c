@@ -204,7 +204,7 @@ MPT__OP void v_in_order(v_f *a, v_f *b, int dtype) {
 }
 #endif
 
-typedef struct mpt__v16_d {
+typedef struct {
     __m512d low, high;
 } mpt__v16_d;
 MPT__OP v_d v_no_doubles(void) {
