@@ -1,9 +1,9 @@
 /* ----
  * cpu/attention.c: embedding and attention on the CPU.
  *
- * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
- * of work is about, its own side, is turned once, so that all products run along rows: a tile
- * holds a row for each of the other side's elements. No result depends on the number of threads.
+ * Attention works on tiles of scores, a block of keys by a block of queries. The side that a piece
+ * of work is about, its own, is turned once, so that all products run along rows: a tile holds a
+ * row for each element of the other side.
  * ---- */
 #ifndef MPT__CPU_ATTENTION_INCLUDED
 #define MPT__CPU_ATTENTION_INCLUDED
@@ -25,9 +25,8 @@ typedef struct {
     mpt__rows each;
 } mpt__cpu_embedding_work;
 
-/* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
-   elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
-   than to ask. */
+/* No cache foresees where rows lie: that of `ahead` elements later is fetched, of a table that fits
+   into none. */
 #define MPT__EMBEDDING_AHEAD 12288   /* bytes */
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
@@ -61,7 +60,7 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
+/* Some columns of the whole table: an element adds up in the order of the ids. */
 static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
     const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
@@ -136,7 +135,7 @@ typedef struct {
     mpt__cpu_view from, to;
 } mpt__cpu_rope_work;
 
-/* m pairs from `first` on of row [b, h, t], by the cosines and sines of their angles. */
+/* m pairs from `first` on of row [b, h, t]. */
 static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3], int64_t first,
     int64_t m, const mpt__real *cosine, const mpt__real *sine) {
     const mpt__launch *launch = w->call->launch;
@@ -287,7 +286,7 @@ static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
 #define MPT__ATTENTION_MOST 80  /* of the last one: a few left over would cost as a whole one */
 
-/* Operands; from LSE on those of the gradients, of the two launches. */
+/* Operands; from LSE on those of both gradient launches. */
 enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
 enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT__AT_DQ_TOO = 9 };
 
@@ -309,13 +308,13 @@ typedef struct mpt__attention {
 #endif
 } mpt__attention;
 
-/* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
+/* Rows of an operand [B, H, rows, columns], as they lie or converted. */
 typedef struct {
     const mpt__real *x;
     int64_t step;
 } mpt__attention_rows;
 
-/* A piece of work: a block of its own side, and the memory of its thread. */
+/* A block of its own side, and the memory of its thread. */
 typedef struct mpt__attention_item {
     const mpt__attention *w;
     int64_t batch, head, first, n;
@@ -325,8 +324,8 @@ typedef struct mpt__attention_item {
     mpt__real *own, *dq; /* the own keys' rows; sums of queries */
 } mpt__attention_item;
 
-/* Whether dq comes with dk and dv, in a pass over all of a key head, with 5 products: apart they
-   are 3 and 4, but can be shared out better. The bits are the same. */
+/* Whether dq comes with dk and dv, in one pass over a key head, with 5 products: apart they are 3
+   and 4, but shared out better. The bits are the same. */
 static bool mpt__attention_together(const mpt__launch *launch, int threads) {
     const mpt__operand *o = launch->operand;
     const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
@@ -336,7 +335,7 @@ static bool mpt__attention_together(const mpt__launch *launch, int threads) {
         sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
 }
 
-/* How many queries, or keys, are of the block that begins at `first`; and blocks of all. */
+/* Size of the block of queries or keys that begins at `first`; number of all blocks. */
 static int64_t mpt__attention_room(int64_t all, int64_t first) {
     return all - first > MPT__ATTENTION_MOST ? MPT__ATTENTION_BLOCK : all - first;
 }
@@ -350,7 +349,7 @@ static int64_t mpt__attention_part(int64_t depth, int64_t width) {
     return ((depth > width ? depth : width) + MPT__ATTENTION_MOST) * MPT__ATTENTION_MOST;
 }
 
-/* None where there is nothing to do; columns that no memory holds are refused as such. */
+/* 0 where there is nothing to do; more columns than memory holds are refused. */
 static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
     const mpt__operand *o = launch->operand;
     const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
@@ -404,7 +403,7 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
     return rows;
 }
 
-/* The same for products: halves that are multiplied by pairs as they lie. */
+/* For products: halves that are multiplied by pairs stay as they lie. */
 static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int operand, int64_t b,
     int64_t h, int64_t first, int64_t n, mpt__real *to) {
     if (!w->pairs) return mpt__attention_load(w, operand, b, h, first, n, to);
@@ -415,7 +414,7 @@ static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int oper
     return rows;
 }
 
-/* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
+/* The own block of an operand into turned[i]; the first, or its products, are scaled. */
 static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
     const mpt__attention *w = t->w;
     const int64_t columns = w->o[operand].shape[3];
@@ -436,7 +435,7 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
     if (i == 0) w->routines->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
 }
 
-/* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
+/* Puts n rows of a sum, times `factor`, where the operand has the own block. */
 static void mpt__attention_put(
     const mpt__attention_item *t, int operand, mpt__real *sum, mpt__real factor) {
     const mpt__attention *w = t->w;
@@ -450,7 +449,7 @@ static void mpt__attention_put(
                 sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
 }
 
-/* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
+/* c[m, n] = or (add) += a[m, depth] b[depth, n] with the strides of a. */
 static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
     int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth,
     bool add) {
@@ -484,14 +483,14 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 }
 
 #ifdef MPT__HAS_BF16X2
-/* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
+/* c += a b by pairs of bf16: a is rounded, b are rows of an operand as they lie. */
 static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
     int64_t outer, int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n,
     int64_t depth) {
     const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
-    /* Behind a panel is room for the vectors that reach past its last pair. */
+    /* Vectors reach past the last pair of a panel. */
     float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
         mpt__bf16x2_pack(
@@ -511,7 +510,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
 }
 #endif
 
-/* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
+/* c += a b. Rows of pairs are an operand's halves, `step` apart. */
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
     int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
 #ifdef MPT__HAS_BF16X2
@@ -523,7 +522,7 @@ static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a,
     mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
 }
 
-/* Whether a tile is one line: the scores of a single query lie side by side. */
+/* Whether a tile is one line, the scores of a single query. */
 static bool mpt__attention_is_line(const mpt__attention_item *t) {
     return !t->by_keys && t->n == 1;
 }
@@ -533,7 +532,7 @@ typedef struct mpt__attention_tile {
     int64_t head, query, key, m; /* m: rows */
 } mpt__attention_tile;
 
-/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns those rows. */
+/* c = rows of the other side (Q or K; i: dout) times turned[i]. Returns those rows. */
 static mpt__attention_rows mpt__attention_meet(
     const mpt__attention_item *t, const mpt__attention_tile *at, int i, mpt__real *c) {
     const mpt__attention *w = t->w;
@@ -566,7 +565,7 @@ static mpt__attention_rows mpt__attention_meet(
     return rows;
 }
 
-/* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
+/* A tile made by rows of keys, with one row for each query. */
 static const mpt__real *mpt__attention_by_queries(const mpt__attention_item *t,
     const mpt__attention_tile *at,
     void (*row)(const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query,
@@ -591,8 +590,8 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
 
 /* ---- What is masked out ----
  *
- * Its weight is 0, but 0 times NaN is NaN. Where something is not finite, a tile is computed with
- * care: what a query does not see has no part in it, whatever it is. */
+ * A weight of 0 times NaN is NaN. Where something is not finite, a tile is computed with care: what
+ * a query does not see has no part in it. */
 
 static bool mpt__attention_hides(
     const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query, int64_t key) {
@@ -633,8 +632,8 @@ static const mpt__real *mpt__attention_row_at(
     return (const mpt__real *)(const void *)((const char *)rows.x + i * rows.step * size);
 }
 
-/* mpt__attention_add, with care or not: rows of b, which are keys or queries, that are not finite
-   then meet one by one those that see them or are seen. */
+/* mpt__attention_add; with care, rows of b that are not finite meet one by one those that see them
+   or are seen. */
 static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
     bool careful, const mpt__real *a, int64_t outer, int64_t inner, mpt__attention_rows b,
     bool keys, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
@@ -677,8 +676,8 @@ static int64_t mpt__attention_within(int64_t at, int64_t n) {
     return at < 0 ? 0 : mpt__cpu_min(at, n);
 }
 
-/* Of the keys, where the block begins that holds the first one that query `query` sees, and the end
-   of what the one before `end` sees. */
+/* Where the block begins that holds the first key that `query` sees, and the end of what the query
+   before `end` sees. */
 static int64_t mpt__attention_first_key(const mpt__attention *w, int64_t query) {
     const int64_t key = mpt__attention_within(query + w->past + 1 - w->window, w->keys);
     return w->causal ? key / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK : 0;
@@ -687,7 +686,7 @@ static int64_t mpt__attention_end_key(const mpt__attention *w, int64_t end) {
     return w->causal ? mpt__cpu_min(w->keys, end + w->past) : w->keys;
 }
 
-/* The scores of a tile into t->score; the other side's rows come back. */
+/* The scores of a tile into t->score; returns the other side's rows. */
 static mpt__attention_rows mpt__attention_scores(
     const mpt__attention_item *t, const mpt__attention_tile *at) {
     const mpt__attention *w = t->w;
@@ -712,7 +711,7 @@ static mpt__attention_rows mpt__attention_scores(
     return rows;
 }
 
-/* Tile *= the factors of dropout, which come back. NULL: they are yet to be drawn. */
+/* Tile *= the factors of dropout, which it returns. NULL: they are yet to be drawn. */
 static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
     const mpt__attention_tile *at, mpt__real *tile, const mpt__real *factors) {
     if (!t->w->drops) return NULL;
@@ -759,7 +758,7 @@ static mpt__real mpt__attention_exp_line(
     return mpt__cpu_fold_lanes(lane);
 }
 
-/* A tile more: raises the running maxima, shrinks what was summed up by as much. */
+/* Raises the running maxima by a tile, and shrinks the sums by as much. */
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
     mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
@@ -837,7 +836,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
 
 /* ==== Backward ====
  *
- * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
+ * With p = exp(score - lse), g = dout v^T by dropout's factors and delta = dout out, the slope of a
  * score is p (g - delta). */
 
 /* delta = dout out of the own queries. */
@@ -865,7 +864,7 @@ typedef struct {
     bool dkv, dq, careful;
 } mpt__attention_pass;
 
-/* The sums of a tile's products: with weights in t->score, with slopes in t->slope. */
+/* Sums of a tile's products: weights in t->score, slopes in t->slope. */
 static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__attention_tile *at,
     mpt__attention_pass pass, mpt__attention_rows q, mpt__attention_rows own,
     mpt__attention_rows dout, mpt__real *dq) {
@@ -879,7 +878,7 @@ static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__at
     if (pass.dq) mpt__attention_sum(t, at, care, t->slope, n, 1, own, true, dq, m, w->depth, n);
 }
 
-/* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
+/* The queries of one head from `query` on over the own keys, whose rows these are; dq: sums. */
 static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attention_pass pass,
     int64_t head, int64_t query, mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
@@ -910,7 +909,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attentio
     mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
 }
 
-/* The block of keys from `key` on as the own ones, for queries of some heads from `head` on. */
+/* The own block of keys from `key` on, for the queries of some heads from `head` on. */
 static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
     int64_t head, int64_t heads, int64_t query, int64_t queries) {
     const mpt__attention *w = t->w;
@@ -933,7 +932,7 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
                 t, pass, head + h, query + q, own, t->dq + (h * queries + q) * w->depth);
 }
 
-/* One block of keys, or one of queries for dq alone, or all of both for a key head. */
+/* A block of keys, or of queries for dq alone, or all of both for a key head. */
 static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     const int64_t heads = w->dkv ? w->group : 1;

@@ -6,8 +6,7 @@
  * kernel. Images are never written down as matrices. Products go line by line where that pays, the
  * image read where it lies but for its padding, or pixel by pixel of all images where those are
  * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
- * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
- * problem and the level alone.
+ * pixels. The order of every sum depends on the problem and the level alone.
  * ---- */
 #ifndef MPT__CPU_CONV_INCLUDED
 #define MPT__CPU_CONV_INCLUDED
@@ -47,8 +46,7 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
 
 static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c->out == 1; }
 
-/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Not to be copied: the pointers are to its own
-   images. */
+/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Points to its own images: not to be copied. */
 typedef struct {
     int64_t m, n, k;
     mpt__gemm_side a, b, bias;
@@ -59,7 +57,7 @@ typedef struct {
     int64_t kernel[2], kernel_step[2]; /* the kernel's element at tap 0; from tap to tap */
 } mpt__conv_product;
 
-/* The matrix of an image of that many channels, of which a group has `channels`. */
+/* The matrix of an image of so many channels, of which a group has `channels`. */
 static void mpt__conv_image(mpt__gemm_image *g, const int64_t size[3], int64_t channels) {
     g->channels = channels;
     g->step[0] = size[1] * size[2], g->step[1] = size[2];
@@ -67,8 +65,8 @@ static void mpt__conv_image(mpt__gemm_image *g, const int64_t size[3], int64_t c
     g->size[0] = size[0], g->size[1] = size[1];
 }
 
-/* Dimension d of a phase: the elements of the kernel whose taps fall on pixels, from the last one
-   down, so that taps ascend. */
+/* Dimension d of a phase: the kernel's elements whose taps fall on pixels, from the last down, so
+   that taps ascend. */
 static void mpt__conv_phase(const mpt__conv *c, int d, int64_t phase, mpt__conv_product *p) {
     const int64_t stride = c->stride[d], dilation = c->dilation[d], to = phase + c->padding[d];
     int64_t first = 0, step = 1, count = 0;
@@ -115,7 +113,7 @@ static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand
     return data ? (char *)data[operand] + from * bytes : NULL;
 }
 
-/* The product of a group and a phase; data may be NULL: then only sizes count. */
+/* The product of a group and a phase; data may be NULL, where only sizes count. */
 static void mpt__conv_product_of(
     const mpt__conv *c, void *const *data, int64_t index, mpt__conv_product *p) {
     const int kernel = c->launch->kernel;
@@ -243,9 +241,9 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 
 /* ==== Lines of pixels ====
  *
- * The taps of a line of pixels on a line of the image are runs of channels, one behind the other.
- * Kernels read them where they lie; what hangs over the edge or is not of the type computed in is
- * copied, once, to lines with room for the padding. */
+ * The taps of a line of pixels on a line of the image are runs of channels, which kernels read
+ * where they lie. What hangs over the edge or has another type is copied, once, to lines with room
+ * for the padding. */
 
 typedef struct {
     const mpt__gemm_image *x;   /* what taps are of */
@@ -266,7 +264,7 @@ typedef struct {
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
 #define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
 
-/* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
+/* cost: ns of a line, about; unit: elements of a word, 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     const mpt__gemm_side *side, const mpt__conv *c, int64_t cost, int64_t unit) {
     const int64_t reach = (x->taps[1] - 1) * x->apart[1] + 1;
@@ -356,7 +354,7 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
     }
 }
 
-/* What is read or written soon: lines are too short for the hardware to see them coming. */
+/* Lines are too short for the hardware to see coming what is read or written soon. */
 static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_t from, int64_t n) {
 #if defined(__GNUC__)
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
@@ -366,7 +364,7 @@ static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_
 #endif
 }
 
-/* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
+/* The image in which line `line` of the grid begins, and in y the line of its first tap. */
 static int64_t mpt__conv_begin_line(
     const mpt__conv_lines *l, int64_t line, int64_t *y, int64_t *loaded) {
     const int64_t at = line % l->x->grid[0];
@@ -376,7 +374,7 @@ static int64_t mpt__conv_begin_line(
     return line / l->x->grid[0];
 }
 
-/* The first tap of line y of image n; `ring` has the lines before `loaded`, and room for one. */
+/* The first tap of line y of image n; `ring` has the lines before `loaded`. */
 static const char *mpt__conv_line(
     const mpt__conv_lines *l, char *ring, int64_t n, int64_t y, int64_t *loaded) {
     const mpt__gemm_image *x = l->x;
@@ -533,7 +531,7 @@ static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* The kernel's elements that the taps of a phase use, as [taps, channels], and the bias. */
+/* The elements that the taps of a phase use, as [taps, channels], and the bias. */
 static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     const mpt__conv_product *p = &w->product;
     const mpt__operand *o = &w->conv.launch->operand[1];
@@ -550,7 +548,7 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     if (p->bias.data != NULL) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
 }
 
-/* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
+/* A depthwise convolution's needs for a phase; call may be NULL, where only sizes count. */
 static void mpt__depth_plan(
     mpt__depthwise *w, const mpt__conv *conv, const mpt__cpu_call *call, int64_t phase) {
     w->call = call;

@@ -44,7 +44,7 @@ static bool mpt__conv_gemm(
 /* ==== Products line by line ====
  *
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
- * nothing is packed but weights. */
+ * nothing but weights is packed. */
 
 #define MPT__CONV_DEPTH 640           /* elements at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
@@ -71,7 +71,7 @@ typedef struct {
 } mpt__conv_rows;
 
 /* Where images are small, products are of a pixel of all images and one tap: none is of padding.
-   False where that does not pay; measured. */
+   False where that does not pay (measured). */
 static bool mpt__conv_across(mpt__conv_rows *r) {
     const mpt__gemm *g = r->g;
     const mpt__gemm_level *level = g->level;
@@ -146,7 +146,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     return true;
 }
 
-/* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
+/* c[rows, columns] = or += A B; fetch: what is added to is far away. */
 static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
     const mpt__gemm_side *b, int sides, float *c, int64_t ldc, int64_t rows, int64_t columns,
     int how, bool fetch) {
@@ -162,15 +162,15 @@ static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__ge
     }
 }
 
-/* Where the sums of a line of a block are, and whether they are added to. */
+/* Where the sums of a line are, and whether they are added to. */
 typedef struct {
     float *sums;
     char *c;
     int how;
 } mpt__conv_row;
 
-/* Sums of a block of lines for some columns. Sides are the taps of as many lines as go
-   together, or a part of one. */
+/* Sums of a block of lines for some columns, by taps of as many lines as go together, or part of
+   one. */
 static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_t count, int64_t j,
     char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
     const mpt__gemm_level *level = r->g->level;
@@ -242,7 +242,7 @@ static void mpt__conv_row_block(
     for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
 }
 
-/* A line of dy as elements, pairs in panels; `apart` has room for it. */
+/* A line of dy as elements, pairs in panels, for which `apart` has room. */
 static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
     const mpt__gemm *g = r->g;
     const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
@@ -260,7 +260,7 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
     return (const char *)apart;
 }
 
-/* Adds what a block of lines of dy gives the gradients of all taps. */
+/* What a block of lines of dy gives the gradients of all taps. */
 static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
     int64_t *loaded, float *sums) {
     const mpt__conv_lines *l = &r->lines;
@@ -355,7 +355,7 @@ static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
     memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
 }
 
-/* Whether tap t of the output pixel that begins at `at` lies on a pixel of x, and on which. */
+/* Whether tap t of the output pixel at `at` lies on a pixel of x, and on which. */
 static bool mpt__conv_meets(
     const mpt__gemm_image *x, const int64_t at[2], int64_t t, int64_t *pixel) {
     const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
@@ -364,7 +364,7 @@ static bool mpt__conv_meets(
     return ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1];
 }
 
-/* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
+/* The sum of many products of one size, some at a time: sums are rows of a panel. */
 typedef struct {
     const mpt__gemm_level *level;
     float *sums;
@@ -540,7 +540,7 @@ static bool mpt__conv_plan(
     const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
     w->level = level;
     w->products = phases * w->conv.groups;
-    /* Few products, and phases differ, keep threads waiting for the last one. */
+    /* With few products, which differ, threads would wait for the last one. */
     const int64_t whole = MPT__GEMM_CHUNK_COST * (w->products < 16 ? 1 : 16);
     w->bytes = 0;
     w->refuses = w->blank = false;
@@ -562,7 +562,7 @@ static bool mpt__conv_plan(
     return true;
 }
 
-/* Zeros for an image, of which taps of a strided convolution meet some pixels. */
+/* Zeros for an image of which strided taps meet only some pixels. */
 static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
     const mpt__conv_work *w = (const mpt__conv_work *)work;
     const mpt__operand *o = mpt__conv_output(w->conv.launch);

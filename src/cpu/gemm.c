@@ -1,10 +1,10 @@
 /* ----
  * cpu/gemm.c: matrix products from launches: blocks, threads, batches.
  *
- * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
- * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
- * is so small that packing would cost more than it saves, kernels read operands in place.
- * The road, the K blocks and the order of every sum depend on the problem and the level alone.
+ * Two roads. Packed: A and B are copied into panels (converted, rounded, transposed) that stay in
+ * cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension is too small
+ * for packing to pay, kernels read operands in place. The road, the K blocks and the order of every
+ * sum depend on the problem and the level alone.
  * ---- */
 #ifndef MPT__CPU_GEMM_INCLUDED
 #define MPT__CPU_GEMM_INCLUDED
@@ -16,8 +16,7 @@
 
 /* ==== The end of a product ==== */
 
-/* level->finish for any strides: where C or the bias is not contiguous along N, by way of rows that
-   are. */
+/* level->finish where C or the bias is not contiguous along N, by way of rows that are. */
 static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
     int64_t rows, int64_t columns) {
     enum { WIDTH = 64 };
@@ -86,8 +85,7 @@ typedef struct {
     int64_t a_panel, b_panel; /* bytes of a panel of A or B over a K block */
     int64_t a, b, partial;    /* bytes of workspace */
     mpt__gemm_home home;
-    /* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
-       need them. */
+    /* One chunk has all columns or rows of C: threads pack panels of A, or of B, when needed. */
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
     bool a_in_place; /* so are whole tiles of rows of A */
@@ -109,8 +107,8 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
     return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
 }
 
-/* Whether sums are chains over all of K, as in the reference: such a level has but one road. What C
-   held before is then no beginning of them. */
+/* Whether sums are chains over all of K, as in the reference: such a level has but one road, and
+   what C held before begins none of them. */
 static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
     return (void)level, false;
@@ -125,8 +123,8 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
         g->onto == 0;
 }
 
-/* Whether tiles read A where it lies: lines of elements. Those that are 2 KiB apart would drive
-   each other out of L1. (No bytes of workspace depend on it.) */
+/* Whether tiles read lines of A where they lie. Lines 2 KiB apart would drive each other out of L1.
+   (No bytes of workspace depend on it.) */
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
     const int64_t unit = g->level->unit;
     return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
@@ -139,7 +137,7 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     const mpt__gemm_level *level = g->level;
     mpt__gemm_layout lay;
     const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
-    /* A few rows of pairs stay near even if they are twice as long; measured. */
+    /* A few rows of pairs stay near at twice the length, too; measured. */
     int64_t blocks = mpt__gemm_panels(g->k, level->depth << (few_rows && level->unit == 2));
     lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
     lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
@@ -191,14 +189,14 @@ typedef struct {
     float *partial;
 } mpt__gemm_pass;
 
-/* Where a panel of A or B in a K block begins: all panels of one K block, then of the next. */
+/* Where a panel begins: all panels of one K block come before the next block's. */
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
     return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
              : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
-/* The first row, and how many, of the panel of A from row i on. Two panels share the last rows
-   evenly where both are then of the next smaller tile: the last alone would be nearly empty. */
+/* First row and rows of the panel of A from row i on. The last two share evenly where both are then
+   of the next smaller tile, as the last alone would be nearly empty. */
 static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
     const int whole = p->g->level->rows, middle = p->g->level->middle;
     if (i == p->even) i -= whole - middle;
@@ -206,8 +204,7 @@ static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
     return i;
 }
 
-/* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
-   made of runs of as many k. */
+/* level->pack of a matrix that is gathered first, as much at a time as stays close. */
 static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, char *panel, bool b,
     const mpt__gemm_side *side, const mpt__gemm_image *image, int64_t outer, int64_t count,
     int64_t k, int64_t depth) {
@@ -264,8 +261,7 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 #endif
 }
 
-/* What the tiles of a thread share. Sums that wait to be finished are so behind the next tile: the
-   two overlap. */
+/* What the tiles of a thread share. Sums are finished behind the next tile: the two overlap. */
 typedef struct {
     MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
     float bias[64]; /* of halves: of the columns from bias_at on, converted */
@@ -277,8 +273,8 @@ typedef struct {
     int64_t k, depth;          /* the K block */
     int how;
     bool last, far_away; /* of K; of C */
-    /* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
-       fetch: each one line in `unit` k. */
+    /* Lines of memory of the panel packed next, `step` bytes from k to k, which tiles fetch: each
+       one line in `unit` k. */
     const char *next;
     int64_t step, fetched, lines;
 } mpt__gemm_sums;
@@ -381,7 +377,7 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, co
     s->rows = rows, s->columns = columns;
 }
 
-/* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
+/* Has tiles fetch what a thread packs after this panel, if its lines are far apart. */
 static void mpt__gemm_look_ahead(
     const mpt__gemm_pass *p, bool b, int64_t block, int64_t at, mpt__gemm_sums *sums) {
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
@@ -403,7 +399,7 @@ static void mpt__gemm_look_ahead(
     sums->lines *= p->g->level->unit;
 }
 
-/* The bracket of thread 0, the one that called, stands around the whole product. */
+/* The bracket of thread 0, the caller, stands around the whole product. */
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
@@ -412,7 +408,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
     const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
     const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
-    /* The outer loop runs over panels of B, or of A: the side that threads pack themselves. */
+    /* The outer loop runs over panels of the side that threads pack themselves. */
     const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
@@ -459,7 +455,7 @@ static void mpt__gemm_for(
     }
 }
 
-/* One pass; false where nothing more is to be done because a value was refused. */
+/* One pass; false where a value was refused. */
 static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
@@ -553,8 +549,8 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     return g->m <= 16 || g->n <= 16 || g->k <= 32;
 }
 
-/* Makes `side` an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to
-   `to` with the contiguous direction kept. */
+/* `side` as an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to `to`
+   in the same direction. */
 static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_side *side,
     bool in_place, int64_t outer, int64_t count, float *to) {
     mpt__gemm_side out = *side;
@@ -594,7 +590,7 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
     }
 }
 
-/* c[m, n] = the plain sums of products of m rows of A and n columns of B, any number of each. */
+/* c[m, n] = plain sums of products of any m rows of A and n columns of B. */
 static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64_t k,
     const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b, int64_t n, float *c, int64_t ldc) {
     const int64_t across = !dots ? level->columns : m > 1 ? 4 : n;
@@ -632,7 +628,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
         mpt__gemm_direct_sums(g->level, d->dots, g->k, a, m, b, n, c, g->c_row);
         return;
     }
-    /* Tiles as wide as they may be, so that they are finished in whole vectors. */
+    /* The widest tiles, so that they are finished in whole vectors. */
     const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
     int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
     for (int64_t j = 0; j < n; j += across) {
@@ -699,7 +695,7 @@ static MPT__INLINE void mpt__gemm_read_side(mpt__gemm_side *side, const mpt__ope
     side->inner = o->stride[inner];
 }
 
-/* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
+/* Batch dimensions along which A and C go on as rows of one matrix become rows. */
 static void mpt__gemm_fold_batch(mpt__gemm *g) {
     while (g->batch_rank > 0) {
         int last = g->batch_rank - 1;
@@ -715,7 +711,7 @@ static void mpt__gemm_fold_batch(mpt__gemm *g) {
     }
 }
 
-/* False where the launch is not for this level. data may be NULL: then only sizes count. */
+/* False where the launch is not for this level. data NULL: only sizes count. */
 static bool mpt__gemm_read(
     mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
     const mpt__operand *o = launch->operand;
@@ -789,7 +785,7 @@ static void mpt__gemm_run_one(
     }
 }
 
-/* Bytes of workspace for one product with this many threads; a multiple of 64. */
+/* Workspace of one product with so many threads, a multiple of 64 bytes. */
 static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     bool dots;
     mpt__gemm_direct d;
@@ -800,7 +796,7 @@ static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
     return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
 
-/* Whether the products of a batch go to threads whole, rather than each one in pieces. */
+/* Whether threads take products of a batch whole. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
     return g->batch_count > 1 &&
         g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
@@ -846,8 +842,8 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
     }
 }
 
-/* Plain fp32 products of a few rows, columns or steps, for which the rest of this room would ask
-   more than they compute; the same sums. False: this is none. data NULL: only says so. */
+/* Plain fp32 products of a few rows, columns or steps, for which the roads above would ask more
+   than they compute; the same sums. False: this is none. data NULL: only says so. */
 static bool mpt__gemm_tiny(
     const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
     enum { MOST = 64 };

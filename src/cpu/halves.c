@@ -1,14 +1,14 @@
 /* ----
- * cpu/halves.c: what elementwise kernels do with halves by their bits, and with results beyond
- * the caches. These are those of cpu/elementwise.c, bit for bit.
+ * cpu/halves.c: elementwise kernels that work on the bits of halves, and results beyond the caches:
+ * bit for bit those of cpu/elementwise.c.
  * ---- */
 #ifndef MPT__CPU_HALVES_INCLUDED
 #define MPT__CPU_HALVES_INCLUDED
 
 #include "cpu/elementwise.c"
 
-/* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
-   Zen 4 they, and the kernel that reads them, gain from half as many on. */
+/* Floats better kept out of the caches: with two operands more than 32 MB of L3 hold. On Zen 4
+   they, and the kernel that reads them, gain from half as many on. */
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
@@ -30,7 +30,7 @@ static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
         (mpt__real)launch->imm[0]);
 }
 
-/* False: is no such launch. What replaces an operand is in the caches anyway. */
+/* False: no such launch. What replaces an operand is in the caches anyway. */
 static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
     const mpt__operand *o = call->launch->operand;
     const int64_t n = mpt__cpu_numel(o);
@@ -51,9 +51,9 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
 
 /* ==== Functions of bf16 by a table ====
  *
- * There are 65,536 such numbers: a launch of many more elements computes its function of each
- * number once, and looks up those of its elements. These are few, some thousands, in a net, and
- * stay in the nearest cache; fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
+ * Of the 65,536 bf16 numbers a launch of many more elements computes its function once, and looks
+ * up those of its elements. In a net these are some thousands, which stay in the nearest cache;
+ * fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
 
 #define MPT__LOOKUP_SIZE 65536
 #define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
@@ -103,7 +103,7 @@ static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
         map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
 }
 
-/* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
+/* to[i] = table[half[i * step]]; dense ones four at a time, in half the time. */
 static void mpt__cpu_find(
     mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step, int64_t n) {
     int64_t i = 0;

@@ -1,5 +1,5 @@
 /* ----
- * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
+ * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a backend.
  * ---- */
 #ifndef MPT__CPU_LEVELS_INCLUDED
 #define MPT__CPU_LEVELS_INCLUDED
@@ -47,14 +47,14 @@ static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
 #endif
 }
 
-/* The register states that the operating system saves. Needs OSXSAVE. */
+/* The register states that the system saves. Needs OSXSAVE. */
 MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
 
 #define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
 #define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
 #define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
 
-/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
+/* A bit of leaf 7, numbered as in Intel's manual, volume 2, "CPUID". */
 typedef struct {
     uint8_t subleaf, word, bit;
     uint16_t feature; /* MPT__CPU_ */
@@ -90,7 +90,7 @@ static uint32_t mpt__cpu_features_x86(void) {
 }
 #endif
 
-/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
+/* The MPT__CPU_ bits that both CPU and operating system support. */
 static uint32_t mpt__cpu_features(void) {
     uint32_t features = 0;
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
@@ -112,8 +112,8 @@ static uint32_t mpt__cpu_features(void) {
 
 /* ==== Levels ==== */
 
-/* A level has all the kernels of the slower ones in this table from REF on that the CPU has, too,
-   and puts its own routines and its products of matrices in their place. */
+/* A level has the kernels of all slower ones above it, from REF on, that the CPU has, too, and its
+   own routines and products of matrices in place of theirs. */
 typedef struct {
     mpt_isa isa;
     const char *name;
@@ -154,7 +154,7 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
     return NULL;
 }
 
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+/* Whether `isa` can run with these features. AUTO, NULL and REF always can. */
 static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     return level ? (features & level->needs) == level->needs : isa == MPT_ISA_AUTO;
@@ -173,8 +173,8 @@ MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name) {
     return MPT_ISA_UNKNOWN;
 }
 
-/* What AUTO means: the fastest level that is built in and that a CPU with these features has. Where
-   there are tiles, VDPBF16PS is slower than FMA in fp32 (measured on Sapphire Rapids). */
+/* AUTO: the fastest level of this build that the features allow. Where there are tiles, VDPBF16PS
+   is slower than FMA in fp32 (measured on Sapphire Rapids). */
 static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
     mpt_isa best = MPT_ISA_REF;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
@@ -190,8 +190,8 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
 
 /* ==== Backend ==== */
 
-/* What this process may use of the CPU's features. AMX counts if the system grants its tiles, for
-   which it is asked only where they may be wanted: it is for the life of the process. */
+/* What this process may use. AMX counts if the system grants its tiles, which is asked only where
+   they may be wanted: it is for the life of the process. */
 static uint32_t mpt__cpu_granted_features(bool amx) {
     uint32_t features = mpt__cpu_features();
 #ifdef MPTRAIN_EMULATE_AMX
@@ -237,7 +237,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 
 /* ==== The table of kernels ==== */
 
-/* Functions that are a kernel by another name, and kernels that this build leaves out. */
+/* Functions that are a kernel by another name, or left out of this build. */
 #define mpt__cpu_pair_loss_backward mpt__cpu_pair_loss
 #ifdef MPTRAIN_NO_CONV
 #define mpt__cpu_conv NULL
@@ -319,7 +319,7 @@ static const struct {
 #endif
 };
 
-/* All kernels, then what each level up to that of `cpu` has instead. */
+/* All kernels, then what each level up to the cpu's has instead. */
 static void mpt__cpu_add_levels(mpt__cpu *cpu) {
     cpu->routines = &mpt__ref_routines;
     for (int k = 0; k < MPT__KERNEL_COUNT; k++) cpu->kernel[k].run = mpt__cpu_kernels[k];
@@ -352,8 +352,8 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 }
 
 #if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
-/* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
-   order. False where memory is out. */
+/* The reference's kernels in the widest vectors of its bits, and products in its order. False where
+   memory is out. */
 static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     const mpt__cpu_level *best = NULL;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {

@@ -8,7 +8,7 @@
 
 /* ==== Losses ==== */
 
-/* What NLL and CROSS_ENTROPY and their backward share. Absent operands have no data. */
+/* What the kernels of both losses share. Absent operands have no data. */
 typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_view x, target, weight, divisor, gradient, log_sum, out;
@@ -41,8 +41,8 @@ static mpt__real mpt__cpu_class_weight(const mpt__cpu_loss_work *w, int64_t c) {
     return w->weight.data != NULL ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
 }
 
-/* Adds up, over the classes, weight (log_sum - x) with log_sum given relative to `most`; or, where
-   x is NULL, the weights. */
+/* Adds up, over the classes, weight (log_sum - x), log_sum relative to `most`; of a NULL x, the
+   weights. */
 static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__cpu_view *view,
     int64_t offset, mpt__real most, mpt__real log_sum) {
     const mpt__routines *routines = w->call->routines;
@@ -76,7 +76,7 @@ static mpt__cpu_lines mpt__cpu_loss_lines(
     return l;
 }
 
-/* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
+/* Loss and weight of a sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
 static void mpt__cpu_loss_row(
     const mpt__cpu_loss_work *w, int64_t row, mpt__real most, mpt__real log_sum) {
@@ -120,7 +120,7 @@ static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* Notes the first bad target in the error word, unless an earlier error stands there. */
+/* Notes the first bad target in the error word, unless an error stands there. */
 static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
     mpt__scalar *scalars = w->call->scalars;
     for (int64_t row = 0; row < w->rows && scalars[MPT__SLOT_ERROR].i == 0; row++) {
@@ -185,7 +185,7 @@ static int64_t mpt__cpu_loss_workspace(const mpt__launch *launch, int threads) {
 static void mpt__cpu_nll(const mpt__cpu_call *call) { mpt__cpu_loss(call, false); }
 static void mpt__cpu_cross_entropy(const mpt__cpu_call *call) { mpt__cpu_loss(call, true); }
 
-/* What a sample's loss gets of the gradient: dloss, divided where the loss was a mean. */
+/* A sample's part of the gradient: dloss, divided where the loss was a mean. */
 static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row) {
     uint8_t reduction = w->call->launch->reduction;
     int64_t at = reduction == MPT_NONE ? row * w->gradient_stride : 0;
@@ -193,7 +193,7 @@ static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row)
     return reduction == MPT_MEAN ? g / mpt__cpu_get_one(&w->divisor, 0) : g;
 }
 
-/* Rows under way together: the class of each, and its factors (1 - e) w_t and g. */
+/* Rows under way together: their classes, and their factors (1 - e) w_t and g. */
 typedef struct {
     int64_t row, lines, target[MPT__LINES];
     mpt__real scale[MPT__LINES], g[MPT__LINES], most[MPT__LINES], log_sum[MPT__LINES];
@@ -221,14 +221,14 @@ static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_lo
     }
 }
 
-/* Ignored samples get 0; and an infinite g leaves those classes 0 whose factor is 0. */
+/* Ignored samples get 0; an infinite g leaves classes 0 whose factor is 0. */
 static void mpt__cpu_odd_row(const mpt__cpu_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
     for (int64_t i = r; i < n * rows->lines; i += rows->lines)
         dx[i] = rows->target[r] < 0 || dx[i] == 0 ? 0 : rows->g[r] * dx[i];
 }
 
-/* The gradient of some rows. NLL: -g w at the target. From logits, with p = softmax(x):
-   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). */
+/* The gradient of some rows. NLL: -g w at the target. From logits: g ((1 - e) w_t (p - onehot) + e
+   / C (p sum(w) - w)). */
 static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_loss_rows *rows) {
     const int64_t lines = rows->lines;
     mpt__real dx[MPT__BLOCK], by[MPT__LINES];
@@ -274,7 +274,7 @@ static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) 
     }
 }
 
-/* `first` is the operand of the targets; weights, divisor and dloss follow it. */
+/* `first`: the targets; weights, divisor and dloss follow them. */
 static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) {
     const int first = from_logits ? 1 : 0, out = from_logits ? 6 : 4;
     mpt__cpu_loss_work w;
@@ -387,7 +387,7 @@ static const struct {
 #undef MPT__ROW
 };
 
-/* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
+/* Operands 0 to 3, of which absent ones are 1; 4: the loss or its gradient; 5: dx. */
 typedef struct {
     const mpt__cpu_call *call;
     mpt__cpu_walk walk[6];
@@ -441,7 +441,7 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
     if (w->sums) w->partial[chunk] = mpt__cpu_sum_total(&sum);
 }
 
-/* Notes the first element of operand 0 outside [0, 1] in the error word; NaN is none. */
+/* Notes the first element of operand 0 outside [0, 1]; NaN is none. */
 static void mpt__cpu_check_probabilities(const mpt__cpu_pair_work *w) {
     mpt__scalar *scalars = w->call->scalars;
     const mpt__cpu_walk *walk = &w->walk[0];

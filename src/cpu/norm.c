@@ -40,25 +40,25 @@ typedef struct {
     bool adds;                 /* passes: to the gradient of x that is there */
 } mpt__norm_work;
 
-/* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
+/* Chunks of n, each of which leaves one result: not too many. */
 #define MPT__NORM_CHUNKS 64
 #define MPT__NORM_CHUNK 8
-/* Elements of a sum in float; sums of more than that are in double. */
+/* Elements of a sum in float; longer ones are in double. */
 #define MPT__NORM_PIECE 4096
 /* Rows, elements of planes, of a chunk of a batch. */
 #define MPT__BATCH_ROWS 256
 #define MPT__BATCH_PLANES 8192
-/* Elements of what is better written past the caches: with what is read more than most have. */
+/* Elements better written past the caches: with what is read more than most have. */
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
-/* Elements of a row whose gradient is kept while it is added to what is there. */
+/* Elements of a row whose gradient is kept until it is added to what is there. */
 #define MPT__NORM_KEPT 2048
-/* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
-   lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
+/* So many of n give a number near the mean: sums of squares of what differs from that lose no more
+   than the bits of n / MPT__NORM_SOME(n) <= 16. */
 #define MPT__NORM_SOME(n) ((n) < 512 ? mpt__cpu_min(n, 32) : (n) / 512 * 32)
-/* Groups that go together: their channels, and their bytes: while those are read for the first
-   time, what is stored of the ones before is still on its way out of the core. From so many bytes
-   of x on, which come from far away, fewer go together, and what is written asks for the next ones:
-   half as many backward, as many as of floats forward (group norms of 2 x 196, 13 % to 37 %). */
+/* Channels and bytes of groups that go together: while those are read for the first time, what the
+   ones before stored is on its way out of the core. From so many bytes of x on, which come from far
+   away, fewer go together, and writing asks for the next ones: half as many backward, as many as of
+   floats forward (group norms of 2 x 196, 13 % to 37 %). */
 #define MPT__NORM_CHANNELS 64
 #define MPT__NORM_NEAR 4096
 #define MPT__NORM_FETCHED (INT64_C(2) << 20)
@@ -107,8 +107,8 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
     return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
 }
 
-/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them: at a level that has such routines. */
+/* A level's routines for rows of lanes: all parts are computed with where they lie, and there are
+   no others than x and dy. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
     return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
         w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
@@ -162,7 +162,7 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
             63) == 0;
 }
 
-/* A routine on the rows of a block, in pieces that are loaded and converted one after the other. */
+/* A routine on the rows of a block, in pieces that are loaded and converted in turn. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
     const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
@@ -203,7 +203,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     memcpy(b->total, one.total, sizeof one.total);
 }
 
-/* A routine on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+/* A routine on b->rows rows along `dim` from [n, g, c, s] on, with some of the parts. */
 static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
     const int64_t from[4], int64_t dim, int parts) {
     int64_t at[MPT__PARTS], by[MPT__PARTS];
@@ -258,7 +258,7 @@ static bool mpt__norm_is_lost(double squares, double eps) {
         (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
-/* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
+/* Mean, unless NULL, and sum of squares of `rows` lines of n elements, in double. */
 static double mpt__norm_wide(
     const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n, mpt__real *mean) {
     const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
@@ -284,15 +284,14 @@ static double mpt__norm_wide(
     return total;
 }
 
-/* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
-   the squares of what differs from that. */
+/* The mean, and the sum of squares of what differs from it, from such sums about *mean. */
 static double mpt__norm_squares(const double total[2], double n, mpt__real *mean) {
     const double squares = total[1] - total[0] * total[0] / n;
     *mean = (mpt__real)((double)*mean + total[0] / n);
     return squares < 0 ? 0 : squares;
 }
 
-/* Mean, unless it is NULL: then it is 0, and sum of the squares of what differs from it. */
+/* Mean, unless NULL and so 0, and sum of squares of what differs from it. */
 static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], mpt__real *mean) {
     mpt__norm_block b;
     mpt__real some = 0;
@@ -327,7 +326,7 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     }
 }
 
-/* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
+/* n numbers of an operand, or `otherwise` where it is absent. */
 static void mpt__norm_get(
     const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -395,13 +394,12 @@ static void mpt__norm_back(
 
 /* ---- Planes ----
  *
- * Where an element's neighbours are of one channel, each of those has numbers of its own. All
- * channels of a sample, or a few, go one after the other, as they lie.
+ * Where an element's neighbours are of one channel, each channel has numbers of its own. All
+ * channels of a sample, or a few, go in turn, as they lie.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* A routine on n elements of each of some planes of a sample, from `first` on along dimension dim.
-   */
+/* A routine on n elements of some planes of a sample, from `first` on along dimension dim. */
 static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
     int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n, int parts) {
     const int64_t most = word == w->routines->norm_sums ? MPT__NORM_PIECE : n;
@@ -414,8 +412,7 @@ static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     }
 }
 
-/* Whether the slopes of numbers this large or small are beyond fp32: their gradients are formed
-   without rstd, which comes last. */
+/* Whether numbers have slopes beyond fp32: gradients are formed without rstd, which comes last. */
 static bool mpt__norm_is_far(const mpt__norm_work *w, mpt__real rstd) {
     return rstd != 0 && !(rstd > 1e-12f && rstd < 1e12f) && !w->adds &&
         (w->relu || w->part[MPT__PART_MORE] < 0);
@@ -445,8 +442,8 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
     b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
 }
 
-/* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
-   come from sums over n elements, NULL: there are none. */
+/* The numbers of channel c as the routines take them, which multiply once; those of its gradients
+   from sums over n elements, or NULL. */
 static void mpt__norm_number(
     mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2], double n, bool lost) {
     const double root = (double)of[MPT__OF_RSTD][c], rstd = lost ? 1 : root;
@@ -457,8 +454,8 @@ static void mpt__norm_number(
     of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * root * root * rstd / n);
 }
 
-/* Groups [begin, end) of sample n, and numbers of their channels one behind the other. Each is
-   summed as one row if it lies so. */
+/* Groups [begin, end) of sample n, and the numbers of their channels. Each is summed as one row if
+   it lies so. */
 static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t begin,
     int64_t end, mpt__real *numbers) {
     const int64_t channels = w->size[MPT__NORM_C], *stride = w->launch->operand[w->part[0]].stride;
@@ -508,7 +505,7 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
         MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
 }
 
-/* Their gradients; those of channels are added to gradient[0], weights, and [1]. */
+/* Their gradients; those of channels add to gradient[0], weights, and [1]. */
 static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, int64_t n,
     int64_t begin, int64_t end, mpt__real *numbers, mpt__real *const gradient[2]) {
     const int64_t channels = w->size[MPT__NORM_C], first = begin * channels;
@@ -557,8 +554,8 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
 
 /* ---- Rows in passes ----
  *
- * A pass writes a row and takes the sums of the next, or of the one after that, so that memory is
- * read and written at the same time, as by a copy, and what follows from sums is there in time.
+ * A pass writes a row and takes the sums of the next, or of the one after that: memory is read and
+ * written at the same time, as by a copy, and what follows from sums is there in time.
  */
 
 #ifndef MPT__HAS_AVX512
@@ -633,7 +630,7 @@ static void mpt__norm_passes(
 #endif
 
 #ifndef MPTRAIN_NO_CONV
-/* Of groups as they lie in planes, as many at a time as the nearest cache may keep. */
+/* As many groups in planes at a time as the nearest cache may keep. */
 static void mpt__norm_groups_task(
     const mpt__norm_work *w, int64_t chunk, int64_t begin, int64_t end, int thread) {
     const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
@@ -702,8 +699,8 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     }
 }
 
-/* Numbers of each column as the passes of bf16 take them, those of even places of each 32 before
-   those of odd ones, or, `back`, as they come from them. */
+/* Numbers of columns as the passes of bf16 take them, even places of each 32 before odd ones, or,
+   `back`, as they leave them. */
 static const mpt__real *mpt__norm_paired(
     const mpt__norm_work *w, const mpt__real *from, mpt__real *to, int64_t n, bool back) {
     if (!w->passes || w->dtype != MPT_BF16) return from;
@@ -716,7 +713,7 @@ static const mpt__real *mpt__norm_paired(
     return to;
 }
 
-/* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
+/* The gradients of weight and bias: chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
@@ -734,20 +731,20 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 /* ---- Batches ----
  *
- * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
- * samples leave what they found about each channel: mean, and squares of what differs from it. The
- * last pass goes backwards over what the caches may still hold.
+ * Rows of all channels where those lie innermost, else planes of one channel. Chunks of them leave
+ * of each channel mean and squares of what differs from it. The last pass goes backwards over what
+ * the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
 /* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
-/* Elements of rows of halves, in no cache, that are summed at a time: memory is read nearly as it
-   lies (bf16 9 % to 33 % faster; floats gain little, what a cache holds would take longer). */
+/* Elements of rows of halves, in no cache, summed at a time: memory is read nearly as it lies (bf16
+   9 % to 33 % faster; floats gain little, what a cache holds would take longer). */
 #define MPT__BATCH_BLOCK 1023
 #define MPT__BATCH_TILE (INT64_C(1) << 14)
 /* Columns whose sums fit in registers, so that memory is read as it lies: slopes of a residual net
-   1.3 times as fast, floats that no cache holds 1.1 to 1.4 (bf16 loses then). */
+   1.3 times as fast, floats in no cache 1.1 to 1.4 (bf16 loses). */
 #define MPT__BATCH_SUMS 64
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
@@ -759,7 +756,7 @@ typedef struct {
     mpt__real *partial, *of[MPT__OF_COUNT];                   /* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
 
-/* Rows of few channels that lie one behind the other go by twos, fours ... as if they were one. */
+/* Rows of few channels, one behind the other, go by twos, fours ... as one. */
 static int64_t mpt__batches_fold(const mpt__norm_work *w) {
     const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
     int64_t fold = 1, rows = w->size[MPT__NORM_N] * s, most = MPT__BATCH_COLUMNS;
@@ -803,8 +800,8 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
     return parts[b->pass];
 }
 
-/* The pass on rows, or samples, [begin, end) of n channels from `first` on; a sample ends where its
-   rows do. */
+/* The pass on rows or samples [begin, end) of n channels from `first` on; a sample's rows end with
+   it. */
 static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
     int64_t end, int64_t first, int64_t n) {
     const mpt__routines *routines = b->w.routines;
@@ -845,8 +842,8 @@ static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
     return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
-/* A number near the mean of each channel of a chunk, from the first eighth of its rows or, of a few
-   samples, the first elements of each: as MPT__NORM_SOME has it. */
+/* A number near the mean of each channel, from the first eighth of a chunk's rows or the first
+   elements of few samples: as MPT__NORM_SOME has it. */
 static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t begin, int64_t end,
     int64_t first, int64_t n, mpt__real *mean) {
     const bool few = !b.w.along_c && end - begin < 8;
@@ -891,8 +888,7 @@ static double mpt__batches_wide(const mpt__norm_work *w, int64_t c, mpt__real *m
     return mpt__norm_wide(&one, from, w->size[MPT__NORM_N], w->size[MPT__NORM_S], mean);
 }
 
-/* What follows from the chunks of a pass for some channels: of statistics they hold means, and
-   squares of what differs from them. */
+/* What follows from the chunks of a pass for some channels. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
     const mpt__norm_work *w = &b->w;

@@ -1,6 +1,6 @@
 /* ----
- * cpu/planes.c: convolutions of images that lie channel by channel: which lines and images a
- * level's routine takes at a time (cpu/template/planes.c).
+ * cpu/planes.c: convolutions of images that lie channel by channel: what a level's routine takes at
+ * a time (cpu/template/planes.c).
  * ---- */
 #ifndef MPT__CPU_PLANES_INCLUDED
 #define MPT__CPU_PLANES_INCLUDED
@@ -89,7 +89,7 @@ static int64_t mpt__planes_workspace(const mpt__launch *launch, int threads) {
     return (w.shared + threads * w.own) * (int64_t)sizeof(float);
 }
 
-/* The weights as tiles take them, those of each group behind those of the one before; biases. */
+/* The weights as tiles take them, group behind group; biases. */
 static void mpt__planes_weights(const mpt__planes_work *w) {
     const mpt__conv *c = &w->conv;
     const mpt__planes *p = &w->all;

@@ -61,7 +61,7 @@ static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
 
 /* ==== The kernels ==== */
 
-/* Elements of a row that are computed at a time: what is converted of them lies on the stack. */
+/* Elements computed at a time: converted ones lie on the stack. */
 #define MPT__CELL_BLOCK (MPT__BLOCK / 8)
 #define MPT__CELL_OPERANDS 9
 
@@ -74,7 +74,7 @@ typedef struct {
     bool backward;
 } mpt__cpu_cells;
 
-/* Some elements of a row, and what of them does not lie where it is computed. */
+/* Some elements of a row, with room for what does not lie where it is computed. */
 typedef struct {
     const mpt__cpu_cells *w;
     int64_t row, at, n;
@@ -103,7 +103,7 @@ static void mpt__cell_put(const mpt__cell_part *part, int k, int gate, const mpt
     if (x != NULL) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
 }
 
-/* Operand `to`, if it is there, = operand `from`, or 0 where that is not. */
+/* Operand `to`, if there, = operand `from`, or 0 without one. */
 static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
     static const mpt__real none[MPT__CELL_BLOCK] = {0};
     if (part->w->view[to].data == NULL) return;

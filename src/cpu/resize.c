@@ -8,15 +8,14 @@
 
 #ifndef MPTRAIN_NO_CONV
 
-/* [N, C, H, W], by rows of pixels: of one channel, or, where both images are dense and channels
-   last, of all of them, `run`. */
+/* [N, C, H, W], by rows of pixels: of one channel or, dense with channels last, of all, `run`. */
 typedef struct {
     mpt__cpu_view view;
     const mpt__operand *operand;
     int64_t rows, columns;
 } mpt__cpu_image;
 
-/* Which of `size` elements, at most two, element `at` of the result is made of. */
+/* Which elements of `size`, two at most, element `at` of the result is made of. */
 typedef struct {
     int64_t first, second;
     mpt__real weight; /* of the second */
@@ -43,11 +42,11 @@ static mpt__cpu_source mpt__cpu_source_of(
     return s;
 }
 
-/* Rows that go together, since neighbours share those on the other side. */
+/* Rows that go together, as neighbours share the other side's. */
 #define MPT__RESIZE_ROWS 8
 #define MPT__RESIZE_MANY 16 /* channels, from which on routines are worth their calls: measured */
 
-/* Where row `row` of a plane begins, and the distance of its elements. */
+/* Where row `row` of a plane begins, and its step. */
 static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
     int64_t plane, int64_t row, int64_t *step) {
     const mpt__operand *o = image->operand;

@@ -1,6 +1,6 @@
 /* ----
- * cpu/rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
- * the matrix products of the reference level.
+ * cpu/rows.c: kernels along dimensions: reductions, argmax and its kin, softmax, and the matrix
+ * products of the reference level.
  * ---- */
 #ifndef MPT__CPU_ROWS_INCLUDED
 #define MPT__CPU_ROWS_INCLUDED
@@ -9,8 +9,8 @@
 
 /* ==== Reductions ==== */
 
-/* The most outputs of a chunk, neighbours in logical order. They read long runs of memory, half as
-   many leave work for more threads; no sum depends on it. */
+/* The most outputs of a chunk, neighbours in logical order: they read long runs of memory, half as
+   many leave work for more threads. */
 #define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
 typedef struct {
@@ -28,7 +28,7 @@ typedef struct {
     mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
 
-/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
+/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns the
    outputs are the inner loop, which is faster where they lie closer together than what they sum:
    lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
 static void mpt__cpu_reduce_outputs(
@@ -146,7 +146,7 @@ static void mpt__cpu_multiply_lanes(mpt__real *lane, int64_t first, const mpt__r
     for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] *= x[i];
 }
 
-/* What is done with the elements: how two are combined, and what an empty lane holds. */
+/* How two elements are combined, and what an empty lane holds. */
 static void mpt__cpu_reduce_kind(const mpt__cpu_call *call, mpt__cpu_reduce_work *w) {
     const mpt__routines *routines = call->routines;
     const int function = call->launch->function;
@@ -202,7 +202,7 @@ static mpt__real mpt__cpu_maximum(
     return mpt__cpu_fold_maxima(lane);
 }
 
-/* The sum in double of the elements of one output, or of the squares of what differs from mean. */
+/* The sum in double of an output's elements, or of the squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
     mpt__real x[MPT__BLOCK];
     mpt__cpu_cursor from, at;
@@ -240,7 +240,7 @@ static mpt__real mpt__cpu_wide_squares(
     return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
 }
 
-/* Whether fp32 holds all of n sums; NaN, which is the largest and no number, it does not. */
+/* Whether fp32 holds all of n sums; it does not hold NaN. */
 static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real *sums, int64_t n) {
     mpt__real less[MPT__BLOCK];
     routines->unary[MPT__UNARY_NEG](less, sums, n, 0, 0);
@@ -283,8 +283,8 @@ static void mpt__cpu_squares(const mpt__cpu_call *call) {
 
 /* ==== Along one dimension ==== */
 
-/* Lines of up to MPT__SHORT_LINE elements can be computed side by side, up to MPT__LINES of them:
-   element i of line r stands at [i * lines + r] of a block. Longer ones go one by one. */
+/* Lines of up to MPT__SHORT_LINE elements are computed side by side, up to MPT__LINES of them:
+   element i of line r stands at [i * lines + r] of a block. */
 #define MPT__SHORT_LINE 32 /* measured: from here on, turning costs more than it saves */
 #define MPT__LINES 64
 
@@ -296,9 +296,9 @@ static int64_t mpt__cpu_side_by_side(int64_t n, int64_t lines) {
 /* Rows of a chunk of row-wise work. No result depends on it. */
 static int64_t mpt__cpu_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
-/* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some that are equally spaced, and behind
-   them the number of the thread. */
+/* Lines along one dimension of up to three operands, whose walks go over the lines. `line` gets the
+   offsets of one line, or of the first of equally spaced ones, and behind them the number of the
+   thread. */
 typedef struct mpt__cpu_axis_work mpt__cpu_axis_work;
 struct mpt__cpu_axis_work {
     const mpt__routines *routines;
@@ -330,8 +330,8 @@ static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-/* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
-   that has its full size there. */
+/* Runs w->line for every line along `axis` of so many operands; `shape_of` has its full size
+   there. */
 static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, int operands,
     int shape_of, int axis, double ns) {
     const mpt__operand *o = call->launch->operand;
@@ -361,7 +361,7 @@ static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, con
     return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
-/* n <= the size of x elements of a line, negated where the least is wanted. */
+/* n elements of a line, negated where the least is wanted. */
 static const mpt__real *mpt__cpu_argmax_part(
     const mpt__cpu_axis_work *w, const int64_t *offset, int64_t at, mpt__real *x, int64_t n) {
     const mpt__real *from = mpt__cpu_line_in(w, 0, offset, at, x, n);
@@ -370,7 +370,7 @@ static const mpt__real *mpt__cpu_argmax_part(
     return x;
 }
 
-/* Finds the part of the line that holds the first maximum, then looks into it. */
+/* Finds the part that holds the first maximum, then looks into it. */
 static void mpt__cpu_argmax_line(
     const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
     enum { PART = 128 };
@@ -418,7 +418,7 @@ static void mpt__cpu_scatter_axis_line(
     }
 }
 
-/* Notes the first element of an operand of indices that is not in 0 .. size-1. */
+/* Notes the first index of an operand that is not in 0 .. size-1. */
 static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
     const mpt__operand *o = &call->launch->operand[operand];
     int64_t block[MPT__BLOCK];
@@ -468,13 +468,13 @@ static int64_t mpt__cpu_index_at(
     return index >= 0 && index < w->size ? index : -1;
 }
 
-/* Lines that share their indices are taken together, `run` of them, else one by one. */
+/* Lines that share their indices go together, others one by one. */
 static int64_t mpt__cpu_index_run(const mpt__cpu_axis_work *w, int k, int64_t lines) {
     const mpt__cpu_walk *walk = &w->walk[k];
     return walk->view.data == NULL || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
 }
 
-/* Of elements that lie along a line, at indices in equal steps, many at a time. */
+/* Elements along a line at indices in equal steps, many at a time. */
 static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int64_t to) {
     const int64_t step = w->step * w->stride[0];
     mpt__real block[MPT__BLOCK];
@@ -618,8 +618,7 @@ static MPT__INLINE bool mpt__cpu_before(
     return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
 }
 
-/* Merges runs that double in length, to and fro between `x` and the n places behind x + room; the
-   result stands in x. */
+/* Merges runs that double in length, to and fro between x and x + room; the result stands in x. */
 static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool descending) {
     mpt__cpu_rank *from = x, *to = x + room;
     for (int64_t run = 1; run < n; run *= 2) {
@@ -637,8 +636,8 @@ static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool 
     if (from != x) memcpy(x, from, (size_t)n * sizeof *x);
 }
 
-/* So many places are enough for the first k of n: they are sorted whenever they are full, and what
-   does not come before the k-th one then is not looked at any more. */
+/* Places enough for the first k of n: they are sorted when full, and what does not come before the
+   k-th is then passed over. */
 static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
     const int64_t few = 32; /* measured: sorting all of so many costs no more */
     return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
@@ -750,7 +749,7 @@ static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each wha
         routines->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
 }
 
-/* The sums over lines: of one line, fed block by block, or of some that are one block. */
+/* The sums over lines: of one, fed block by block, or of some that are one block. */
 static void mpt__cpu_lines_add(
     mpt__cpu_sum *sum, const mpt__real *x, int64_t lines, int64_t n, mpt__real *total) {
     mpt__binary_fn add = sum->routines->binary[MPT__BINARY_ADD];
@@ -770,9 +769,8 @@ static void mpt__cpu_lines_add(
 }
 
 /* The maxima of lines and the sums of exp(x - maximum) over them. The exponentials, or the
-   differences x - maximum, go to where the results of `to` are computed: to `block` and, where that
-   is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
-   NaN. */
+   differences, go to where the results of `to` are computed: to `block` and, where that is not one
+   block, to nowhere. A NaN, and a line of nothing but -infinity, make the sum NaN. */
 static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *to, int64_t lines,
     int64_t count, bool differences, mpt__real *most, mpt__real *total, mpt__real *block) {
     const mpt__routines *routines = l->view.routines;
@@ -928,7 +926,7 @@ static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r
 static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
     return p != NULL ? p + i : NULL;
 }
-/* The numbers of element i of row r become the first ones; a total has one mean. */
+/* The numbers of element i of row r; a total has one mean. */
 static void mpt__norm_begin_at(
     mpt__norm_block *one, const mpt__norm_block *b, int64_t r, int64_t i) {
     const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
@@ -1025,7 +1023,7 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 
 /* ==== GEMM ==== */
 
-/* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
+/* A chunk is a tile of the output; K is walked in panels, converted once per tile. */
 #define MPT__GEMM_M (MPT__BLOCK / 32)
 #define MPT__GEMM_N 64
 #define MPT__GEMM_K (MPT__BLOCK / 16)
@@ -1048,7 +1046,7 @@ static void mpt__cpu_round(mpt__real *x, int64_t n, int from, int compute) {
         x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
 }
 
-/* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
+/* A run of an input, rounded to the compute dtype. */
 static void mpt__cpu_gemm_get(
     const mpt__cpu_gemm_work *w, int operand, int64_t offset, mpt__real *x, int64_t n) {
     const mpt__cpu_view *view = &w->view[operand];

@@ -79,8 +79,8 @@ static mpt__cpu_view mpt__sequences_view(
     return view;
 }
 
-/* Lines of 64 bytes, to be fetched one after the other: what step `t` has of the sequences from
-   `row` on, operand by operand, where they lie together. */
+/* Lines of 64 bytes to be fetched: what step `t` has of the sequences from `row` on, operand by
+   operand, where they lie together. */
 typedef struct {
     int64_t t, row, lines;
     int operand;
@@ -101,7 +101,7 @@ static void mpt__sequences_fetch(const mpt__cpu_sequences *s, mpt__sequences_ahe
     ahead->at += 64 * lines, ahead->lines -= lines;
 }
 
-/* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t is next. */
+/* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t comes next. */
 static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_side *a,
     int64_t row, int64_t rows, float *c, int64_t ldc, int how, char *room, int64_t t) {
     mpt__sequences_ahead ahead = {t, row, 0, 0, NULL};

@@ -1,5 +1,5 @@
 /* ----
- * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
+ * data/array.c: arrays in files: NumPy's .npy and .npz, and raw numbers, read when needed.
  *
  * Headers are checked against the bytes that there are before anything is allocated for them.
  * ---- */
@@ -77,7 +77,7 @@ static const struct {
     {'u', 1, MPT_U8}, {'i', 1, MPT_I32}, {'i', 2, MPT_I32}, {'u', 2, MPT_I32}, {'i', 4, MPT_I32},
     {'u', 4, MPT_I64}, {'i', 8, MPT_I64}, {'u', 8, MPT_I64}};
 
-/* The header of what bytes[size] holds; false with an error recorded. */
+/* The header of bytes[size]; false with an error recorded. */
 static bool mpt__npy_header(mpt__npy *npy) {
     const uint8_t *p = npy->bytes;
     size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
@@ -156,7 +156,7 @@ static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to
     return npy->kind != 'u' || width < 8 || bits <= INT64_MAX;
 }
 
-/* All elements, in rows, with `*bytes` of memory that the caller releases; NULL with an error. */
+/* All elements in rows, `*bytes` that the caller releases; NULL with an error. */
 static uint8_t *mpt__npy_read(
     const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind, size_t *bytes) {
     mpt__base *base = &npy->context->base;
@@ -214,7 +214,7 @@ static bool mpt__npz_open(mpt__npz *file, mpt_context *ctx, const char *path) {
     return file->bytes || mpt__reject(ctx, FORMAT, "%s: the file is empty", path);
 }
 
-/* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
+/* The entry "name.npy" in the directory at a zip file's end; false with an error recorded. */
 static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8_t **entry) {
     const uint8_t *const p = file->bytes;
     size_t n = file->size, length = strlen(npy->name);
@@ -418,7 +418,7 @@ static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed
     return true;
 }
 
-/* How many samples of `bytes` a file holds, -1 with an error recorded. */
+/* How many samples of `bytes` a file holds; -1 with an error recorded. */
 static int64_t mpt__raw_count(
     mpt_context *ctx, const char *path, int64_t offset, int64_t *stride, size_t bytes) {
     mpt__reader file;

@@ -2,8 +2,8 @@
  * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
  * A dataset hands out one sample at a time, from any thread, without allocating and without
- * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
- * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
+ * touching the context: loader workers (data/loader.c) rely on that. Data in memory keeps its
+ * stored dtype and is converted and normalised on the way into a batch.
  * ---- */
 #ifndef MPT__DATA_DATASET_INCLUDED
 #define MPT__DATA_DATASET_INCLUDED
@@ -16,9 +16,9 @@
 #include "data/idx.c"
 #include "core/tensor.c"
 
-/* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
-   behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
-   with MPTRAIN_NO_STDIO, too. */
+/* What this build leaves out, as constants: true, with the error recorded, and nothing behind it is
+   compiled. Weights in files go with MPTRAIN_NO_FILES, datasets and tokenizers with
+   MPTRAIN_NO_STDIO, too. */
 #ifdef MPT__NO_FILES
 static void mpt__say_no_files(mpt_context *ctx) {
     mpt__error(ctx, UNSUPPORTED, "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
@@ -39,7 +39,7 @@ static void mpt__say_no_files(mpt_context *ctx) {
 
 #define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
 
-/* Whether elements of a dtype (or of none of ours) convert to fp32 in this build. */
+/* Whether elements of a dtype convert to fp32 in this build. */
 static bool mpt__elements_known(int dtype) {
 #ifdef MPTRAIN_NO_FP8
     if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
@@ -47,7 +47,7 @@ static bool mpt__elements_known(int dtype) {
     return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
 }
 
-/* At most a block of elements of a known dtype and any alignment to fp32. */
+/* At most a block of elements, of any alignment, to fp32. */
 static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, size_t n) {
     double aligned[MPT__ELEMENT_BLOCK], wide[MPT__ELEMENT_BLOCK];
     if (dtype == MPT_F32) {
@@ -94,8 +94,8 @@ static MPT__UNUSED void mpt__sort_by(
 
 typedef struct mpt__dataset mpt__dataset;
 
-/* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
-   aligned; `target` may be NULL. Any thread. */
+/* Makes sample `at` of a dataset that reads files or computes. `work`: work_bytes, aligned;
+   `target` may be NULL. Any thread. */
 typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
     void *input, void *target, char *error);
 
@@ -104,7 +104,7 @@ enum { MPT__OWNED = 4 };
 struct mpt__dataset {
     mpt__id id;
     const mpt__base *base;
-    int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
+    int32_t references; /* the handle, subsets and loaders: the last to go frees the data */
     int32_t loaders;    /* while there are any, the delivered values cannot change */
     int32_t readers;    /* those of its subsets, too */
     int64_t count;
@@ -152,7 +152,7 @@ static void mpt__dataset_release(mpt_context *ctx, void *object) {
     mpt__host_free(ctx, dataset, sizeof *dataset);
 }
 
-/* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
+/* Gives a finished dataset (NULL: the error null) to the table, or frees it. */
 static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset) {
     if (dataset) {
         if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
@@ -167,8 +167,8 @@ static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset)
     return mpt__dataset_handle(ctx, NULL);
 }
 
-/* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
-   `count` samples overflow. */
+/* Elements and bytes of a sample; false with an error recorded if `shape` makes no sense or `count`
+   samples overflow. */
 static bool mpt__sample_size(mpt_context *ctx, const char *what, mpt_dtype dtype,
     const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
     int64_t size = mpt__dtype_info[dtype].bytes;
@@ -192,8 +192,8 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
     return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
 }
 
-/* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
-   at once. */
+/* A checked dataset with one reference; NULL with an error recorded. `held`: all samples at
+   once. */
 static mpt__dataset *mpt__dataset_new(
     mpt_context *ctx, const mpt_user_dataset_config *config, bool held) {
     mpt_dtype dtype = config->dtype, target = config->target_dtype;
@@ -233,7 +233,7 @@ static mpt__dataset *mpt__dataset_new(
 
 #define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
 
-/* Scratch for one sample, each part aligned for any dtype: input, target, what `make` needs. */
+/* Scratch for a sample, parts aligned for any dtype: input, target, what `make` needs. */
 static size_t mpt__scratch_target(const mpt__dataset *dataset) {
     return (dataset->input_bytes + 63) / 64 * 64;
 }
@@ -246,9 +246,9 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
     return dataset->inputs ? 0 : mpt__scratch_work(dataset) + dataset->work_bytes;
 }
 
-/* The input of a sample as it is stored: where it lies, or in `input`, which a callback fills. NULL
-   with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
-   `scratch`: mpt__scratch_bytes. Any thread. */
+/* The stored input of a sample: where it lies, or in `input`, which a callback fills, as it does a
+   target. NULL with a sentence in `error` if it fails. `scratch`: mpt__scratch_bytes. Any
+   thread. */
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
     uint8_t *scratch, void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
     int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
@@ -279,8 +279,8 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
     return dataset->inputs + at * dataset->input_bytes;
 }
 
-/* Has the beginning of a sample in memory fetched, for soon it will be read. Inlined: gcc leaves
-   out calls of what only fetches. */
+/* Has the beginning of a sample in memory fetched. Inlined: gcc leaves out calls of what only
+   fetches. */
 static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
     size_t most = 4096; /* bytes; from there on the CPU does so by itself */
     int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
@@ -319,7 +319,7 @@ static void mpt__delivery_begin(
     delivery->deviation = dataset->deviation;
     delivery->copies = delivery->from == to && !delivery->normalised;
     if (delivery->from != MPT_U8) return;
-    /* In this order and in fp32, as torchvision's ToTensor and Normalize: the same bits. */
+    /* As torchvision's ToTensor and Normalize, in this order and in fp32: the same bits. */
     for (int i = 0; i < 256; i++) {
         float value = (float)i / 255.0f;
         if (delivery->normalised) value = mpt__normalised(delivery, value);
@@ -351,8 +351,8 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
     }
 }
 
-/* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
-   state must be that of MPT__PLAIN_FLOATS. */
+/* A sample, converted, into a batch; input and target may be NULL. Any thread in the state of
+   MPT__PLAIN_FLOATS. */
 static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
     int64_t index, uint64_t seed, uint8_t *scratch, void *input, void *target,
     char error[MPT__SAMPLE_ERROR]) {
@@ -430,8 +430,8 @@ mpt_dataset mpt_user_dataset(mpt_context *ctx, const mpt_user_dataset_config *co
 
 /* ==== Subsets ==== */
 
-/* Samples first .. first+count-1, or those of `order` (count indices into `dataset`), of a dataset;
-   a subset of a subset refers to what both stem from. NULL with an error recorded. */
+/* Samples first .. first+count-1, or those of `order` (count indices), of a dataset; a subset of a
+   subset refers to what both stem from. NULL with an error recorded. */
 static mpt__dataset *mpt__subset_new(
     mpt_context *ctx, mpt__dataset *dataset, int64_t first, const int64_t *order, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int64_t);
@@ -476,8 +476,8 @@ mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
     return mpt__dataset_publish(ctx, subset);
 }
 
-/* The sizes of the parts: n * fraction rounded down, what is left over dealt out from the first
-   part on, as PyTorch does. False with an error recorded. */
+/* Sizes of parts: n * fraction rounded down, the rest dealt out from the first part on, as PyTorch
+   does. False with an error recorded. */
 static bool mpt__split_sizes(
     mpt_context *ctx, int64_t total, const double *fractions, int n, int64_t *sizes) {
     double sum = 0.0;
@@ -584,7 +584,7 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     return MPT_OK;
 }
 
-/* Adds value - center and its square over one sample. Bytes are added up exactly, in integers. */
+/* Adds value - center and its square over a sample; bytes in integers, exactly. */
 typedef struct {
     double center, sum, squares;
 } mpt__tally;
@@ -707,7 +707,7 @@ mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
 
 /* ==== Files ==== */
 
-/* A file read from start to end. Every failure is recorded, with the path. */
+/* A file read from start to end. Failures are recorded, with the path. */
 typedef struct {
     mpt_context *context;
     void *handle;
@@ -755,7 +755,7 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
         file->path, (int64_t)bytes, at, (int64_t)got, mpt__io_reason(&file->context->base));
 }
 
-/* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
+/* The whole file, whose first n bytes are in `head`; NULL with an error. */
 static uint8_t *mpt__reader_rest(
     mpt__reader *file, const uint8_t *head, size_t n, mpt_memory_kind kind) {
     size_t size = (size_t)file->size;
@@ -767,7 +767,7 @@ static uint8_t *mpt__reader_rest(
     return NULL;
 }
 
-/* Part of a file, from any thread; false with a sentence in `error`. */
+/* Part of a file; false with a sentence in `error`. Any thread. */
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
     void *to, char *error) {
     const mpt_io *io = mpt__io(base);
@@ -793,7 +793,7 @@ static MPT__UNUSED size_t mpt__mark_bytes(const void *text, size_t n) {
     return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-/* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
+/* How files of other kinds begin. Text comes first: no numbers look so by chance. */
 enum { MPT__KNOWN_TEXT = 6, MPT__KNOWN_ALL = 18 };
 
 #if defined(MPT__NO_FILES)
@@ -822,7 +822,7 @@ static const struct {
     {4, "PAR1", "a Parquet file"}, {4, "GGUF", "a GGUF file"},
     {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
 
-/* Whether n bytes begin with eight characters of ASCII in UTF-16, which has no mark then. */
+/* Whether n bytes begin with eight characters of ASCII in UTF-16 without a mark. */
 static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
     for (size_t low = 0; low < 2 && n >= 16; low++) {
         size_t i = 0;
@@ -834,8 +834,8 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
     return NULL;
 }
 
-/* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
-   longer beginning eight bytes are enough. */
+/* What n bytes are the beginning of, by the first `rows` rows; NULL if of none. Eight bytes of a
+   longer beginning are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
     size_t mark = mpt__mark_bytes(p, n);
     if (n == 0) return NULL; /* and p may be NULL */
@@ -857,15 +857,15 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
     return rows == MPT__KNOWN_ALL ? mpt__what_is_wide(p, n) : NULL;
 }
 
-/* False with an error recorded if n bytes, with which a file begins, say that it is something else;
-   for a format's own refusals, which then need not guess. */
+/* False with an error recorded if n bytes, the first of a file, say that it is something else; for
+   a format's own refusals, which then need not guess. */
 static bool mpt__refuse_known(
     mpt_context *ctx, const char *path, const uint8_t *p, size_t n, int rows) {
     const char *what = mpt__what_this_is(p, n, rows);
     return !what || mpt__reject(ctx, FORMAT, "%s: this is %s", path, what);
 }
 
-/* The same for a file that was just opened, of a format without a beginning of its own. */
+/* The same for a file just opened, of a format without a beginning of its own. */
 static bool mpt__reader_plain(mpt__reader *file, int rows) {
     uint8_t head[32];
     size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
@@ -900,9 +900,9 @@ static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) 
         (int64_t)z->error_offset);
 }
 
-/* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
-   before anything is allocated for it. The size at the end is of no use for that: it is that of
-   the last of perhaps many members. */
+/* Decompresses a file whose header must agree with what its compressed bytes can hold before
+   anything is allocated. The size at the end is no help: it is that of the last of perhaps many
+   members. */
 static bool mpt__idx_unpack(
     const mpt__reader *file, const uint8_t *packed, mpt__inflate *z, mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER];
@@ -927,7 +927,7 @@ static bool mpt__idx_unpack(
             whole ? "" : "more than ", (int64_t)z->written, size);
 }
 
-/* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
+/* Reads the rest of an open file, plain or gzip by its first two bytes. */
 static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER] = {0};
     size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
@@ -960,7 +960,7 @@ static bool mpt__idx_open(mpt_context *ctx, const char *path, mpt__idx_file *out
     return good;
 }
 
-/* What is left of an idx shape without its first dimension, with `lead` in front if it is > 0. */
+/* An idx shape without its first dimension, behind `lead` if that is > 0. */
 static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
     mpt_shape shape = MPT_SCALAR;
     if (lead > 0) shape.dim[shape.rank++] = lead;
@@ -968,8 +968,8 @@ static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
     return shape;
 }
 
-/* Reads both files (files[1] only if it has a path) and checks that they belong together. `image`:
-   inputs must be [N, image, image] and targets [N], unless it is 0. */
+/* Reads both files (files[1] if it has a path), which must belong together. `image`, unless 0:
+   inputs must be [N, image, image] and targets [N]. */
 static bool mpt__idx_read_pair(
     mpt_context *ctx, const char *const paths[2], int64_t image, mpt__idx_file files[2]) {
     const mpt__idx *inputs = &files[0].idx, *targets = &files[1].idx;
@@ -1028,9 +1028,9 @@ mpt_dataset mpt_idx(mpt_context *ctx, const char *inputs_path, const char *targe
 
 #define MPT__MNIST_SIDE 28
 
-/* The first of the names in use, plain or .gz, that is there: as published, and with a dot, as some
-   mirrors spell them. One that cannot be opened is an error and no reason to take another. False
-   with an error recorded. */
+/* The first of the names in use, plain or .gz: as published, and with a dot, as some mirrors spell
+   them. One that cannot be opened is an error, no reason to take another. False with an error
+   recorded. */
 static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split split, bool labels,
     char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";

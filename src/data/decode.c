@@ -1,12 +1,11 @@
 /* ----
  * data/decode.c: files of pictures, walked through before stb_image sees them.
  *
- * stb_image trusts much of what a file says: tables that were never defined, counts larger than
- * its arrays, palettes shorter than their indices. So each file is read twice: first its structure
- * here, and only what passes goes to the decoder, through callbacks that notice when it asks for
- * bytes past the end. On that second way the file may take detours, where the decoder would
- * otherwise use memory that it never wrote or bits that are not there. What it reads passes the
- * checksums of PNG chunks and, with a manifest, SHA-256.
+ * stb_image trusts much of what a file says: tables never defined, counts larger than its arrays,
+ * palettes shorter than their indices. So each file is read twice: its structure here, and only
+ * what passes by the decoder, through callbacks that notice when it asks for bytes past the end. On
+ * that second way the file may take detours, where the decoder would use memory that it never wrote
+ * or bits that are not there. It passes the checksums of PNG chunks and, with a manifest, SHA-256.
  * ---- */
 #ifndef MPT__DATA_DECODE_INCLUDED
 #define MPT__DATA_DECODE_INCLUDED
@@ -33,8 +32,8 @@ MPT__FOREIGN_CODE_END
 #define MPT__STB_SIDE (1 << 24)
 #endif
 
-/* No version of stb_image says which it is. From 2.29 on its state of inflate has a member more
-   before this one, which can be seen where it is implemented here. */
+/* No version of stb_image says which it is. From 2.29 on its state of inflate has one more member
+   before this, seen where it is implemented here. */
 #if defined(STB_IMAGE_IMPLEMENTATION) && !defined(STBI_NO_ZLIB)
 enum {
     MPT__STB_OLD = offsetof(stbi__zbuf, zout) - offsetof(stbi__zbuf, num_bits) <= 2 * sizeof(int)
@@ -123,7 +122,7 @@ static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
 
 enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
 
-/* Before the byte `at`, the decoder gets zeros, and then what comes from `to` on. */
+/* Before byte `at` the decoder gets zeros, then what comes from `to` on. */
 typedef struct {
     int64_t at, to;
     int zeros; /* MPT__ZEROS: until it asks whether the file ends */
@@ -148,14 +147,14 @@ typedef struct {
     bool hashed;
     int format;
     int width, height, values; /* as the walk found them; values: of a decoded pixel */
-    /* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
+    /* PNG: what the next chunk still has; `fault` names the first with a wrong checksum. */
     int64_t chunk_left, chunk_size, chunk_at;
     uint32_t chunk_crc;
     uint8_t chunk[8]; /* length and type, then the checksum */
     int chunk_filled;
     bool chunk_body, chunks_end;
     int64_t fault;
-    /* What the decoder reads in place of 4 bytes at patch_at; 0: nothing. */
+    /* What the decoder reads for 4 bytes at patch_at; 0: nothing. */
     int64_t patch_at;
     uint8_t patch[4];
     int detour_count, detour; /* all, and the next one */
@@ -250,9 +249,9 @@ static int64_t mpt__image_place(const mpt__image_file *file) {
     return file->position - (int64_t)(file->end - file->begin);
 }
 
-/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what
-   it was given ends where a scan of a JPEG file begins, so that its question whether the file ends
-   (mpt__image_end) tells on which side of that it is. */
+/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again: what it was
+   given ends where a JPEG scan begins, so that its question for the end (mpt__image_end) tells on
+   which side of that it is. */
 static int mpt__image_detour(mpt__image_file *file, size_t given) {
     const mpt__detour *next = &file->detours[file->detour];
     if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return 0;
@@ -303,7 +302,7 @@ static void mpt__image_skip(void *user, int n) {
     if (n > 0 && mpt__image_read(user, NULL, n) < n) file->starved = true;
 }
 
-/* stb_image asks this behind the pixels of a JPEG scan, before it looks for the next marker. */
+/* stb_image asks this behind the pixels of a JPEG scan, before the next marker. */
 static int mpt__image_end(void *user) {
     mpt__image_file *file = (mpt__image_file *)user;
     if (file->zeros < 0)
@@ -415,7 +414,7 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
             int count = (int)mpt__walk_byte(file);
             symbols += count, code = 2 * code + count;
             if (code > 1 << bits) wrong = "has more codes than fit their lengths", code = 0;
-            /* 255 stands for longer codes in the decoder's table of short ones, to 9 bits. */
+            /* 255 stands for longer codes in the decoder's table of short ones, up to 9 bits. */
             if (symbols > (bits <= 9 ? 255 : 256)) wrong = "has too many codes";
         }
         left -= 17 + symbols;
@@ -469,7 +468,7 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     return true;
 }
 
-/* Goes to the marker that ends the scan; returns how many restart markers came before it. */
+/* Goes to the marker that ends the scan; returns the restart markers before it. */
 static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t *end) {
     int64_t restarts = 0;
     while (!file->starved) {
@@ -491,7 +490,7 @@ static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t
     return restarts;
 }
 
-/* The numbers of the scan's components in part[4]; false if they are not its. */
+/* The scan's components by number in part[4]; false if they are not its. */
 static bool mpt__jpeg_scan_parts(
     mpt__image_file *file, mpt__jpeg *jpeg, int n, int part[4], uint32_t tables[4]) {
     for (int i = 0; i < n; i++) {
@@ -508,7 +507,7 @@ static bool mpt__jpeg_scan_parts(
     return true;
 }
 
-/* Blocks or groups of blocks that a scan has: each counts in a restart interval. */
+/* Blocks or groups of blocks of a scan, which a restart interval counts. */
 static int64_t mpt__jpeg_units(
     const mpt__image_file *file, const mpt__jpeg *jpeg, int n, int part) {
     int64_t units = 1;
@@ -522,7 +521,7 @@ static int64_t mpt__jpeg_units(
     return units;
 }
 
-/* One scan: its header refers to what was defined before, and its data has all its intervals. */
+/* One scan: its header refers to what was defined, its data has all intervals. */
 static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     int64_t at = mpt__image_place(file);
     int n = (int)mpt__walk_byte(file);
@@ -684,7 +683,7 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
     return true;
 }
 
-/* The palette; short of what indices can name, it is read as if the rest of it were black. */
+/* The palette; read as if black where it is short of what indices can name. */
 static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t length) {
     int64_t at = mpt__image_place(file);
     if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
@@ -710,7 +709,7 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
         length, png->color, png->palette, png->images ? ", behind the pixels" : "");
 }
 
-/* stb_image expects something in the first of these chunks: empty ones before it are left out. */
+/* stb_image expects something in the first of these chunks: empty ones before it go. */
 static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length) {
     int64_t at = mpt__image_place(file) - 8;
     if (png->color == 3 && !png->palette)
@@ -777,7 +776,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
     }
     if (!png.bytes) return mpt__fault(file, "no pixels (IDAT)");
     /* The decoder unpacks all there is, up to 1,032 times as much: a row more for each, for files
-       that some encoder ended late, is enough. */
+       that an encoder ended late, is enough. */
     int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
     if (png.bytes / 2 > row * file->height + 65536)
         return mpt__fault(
@@ -793,7 +792,7 @@ typedef struct {
     int bits;
 } mpt__bmp;
 
-/* Where the decoder does not look for the pixels, and the palette where it is too short. */
+/* Where the decoder does not look for the pixels, and a palette that is too short. */
 static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
     bool core = bmp->header == 12;
     int64_t entry = core ? 3 : 4;
@@ -863,7 +862,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
 
 /* ==== What a file is ==== */
 
-/* First bytes; no walk: what it is instead of a picture that can be read. A dot stands for any. */
+/* First bytes, a dot for any; no walk: what it is instead of a picture. */
 typedef struct {
     const char *begins;
     int length, at;
@@ -910,7 +909,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
         (uint64_t)(file->end > 1 ? p[1] : 0));
 }
 
-/* Finds out what a file is, what the decoder must not see in it, and how large its picture is. */
+/* Finds out what a file is, what the decoder must not see, and the picture's size. */
 static bool mpt__picture_walk(mpt__image_file *file) {
     size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
     if (!file->base->io.seek) return mpt__fault(file, "cannot be read twice: no `seek`");

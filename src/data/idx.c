@@ -1,9 +1,9 @@
 /* ----
  * data/idx.c: the header of idx files, the format of MNIST.
  *
- * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
- * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
- * allocated here, and what a file claims is checked before anyone acts on it.
+ * Two zero bytes, the element type, the rank, a big-endian 32-bit size per dimension, then the
+ * elements, the last dimension running fastest. Pure functions on bytes: what a file claims is
+ * checked before anyone acts on it.
  * ---- */
 #ifndef MPT__DATA_IDX_INCLUDED
 #define MPT__DATA_IDX_INCLUDED
@@ -42,9 +42,9 @@ static bool mpt__idx_fail(mpt__idx *idx, const char *error, int64_t expected, in
     return false;
 }
 
-/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER bytes are always enough.
- * file_bytes is the size of the whole file, unpacked, or -1 when it is not known; then the caller
- * checks that exactly header_bytes + data_bytes come. On false, error, expected and got are set. */
+/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER are always enough.
+   file_bytes: of the whole file, unpacked, or -1: then the caller checks that exactly header_bytes
+   + data_bytes come. On false, error, expected and got are set. */
 static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t file_bytes) {
     const char *cut = "the file ends inside its idx header (bytes)";
     mpt__zero(*idx);

@@ -1,10 +1,9 @@
 /* ----
  * data/image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
- * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
- * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
- * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
- * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
+ * stb_image takes what it needs from libc (or STBI_MALLOC), at most a few times the pixels that
+ * max_pixels allows. It reads through callbacks that notice when it asks for bytes past the end: it
+ * would decode most torn files to something.
  * ---- */
 #ifndef MPT__DATA_IMAGE_INCLUDED
 #define MPT__DATA_IMAGE_INCLUDED
@@ -23,7 +22,7 @@ mpt_image_config mpt_image_config_default(void) {
 
 /* ==== Lists of files ==== */
 
-/* Paths relative to a folder, "class/name", one after the other and each with its 0. */
+/* Paths relative to a folder, "class/name", each with its 0. */
 typedef struct {
     mpt_context *context;
     char *text;
@@ -56,7 +55,7 @@ static bool mpt__image_name(const char *name) {
 }
 
 /* What io.list reports: a folder where folders are looked for, else an image file. What has the
-   name of one counts if it is a folder, too, or may be: who opens it is told why it is none. */
+   name of one counts if it is, or may be, a folder, too: who opens it is told why it is none. */
 static void mpt__files_entry(void *to, const char *name, bool is_folder) {
     mpt__files *files = (mpt__files *)to;
     mpt__base *base = &files->context->base;
@@ -86,7 +85,7 @@ static bool mpt__files_list(mpt__files *files, const char *path) {
     return mpt__ok(ctx);
 }
 
-/* In the order of bytes, '/' before all others, so that folders stay together. */
+/* By bytes, '/' before all others, so that folders stay together. */
 static int mpt__path_compare(const char *a, const char *b) {
     while (*a && *a == *b) a++, b++;
     int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
@@ -125,8 +124,7 @@ static int mpt__hex_digit(char c) {
                                 : -1;
 }
 
-/* One line "64 digits, a space, a space or *, path" of n bytes; NULL if it is good, else what is
-   wrong. */
+/* One line "64 digits, a space, a space or *, path" of n bytes; NULL, or what is wrong. */
 static const char *mpt__manifest_line(
     const char *line, size_t n, uint8_t digest[32], char path[MPT__PATH_SIZE]) {
     if (n > 0 && line[n - 1] == '\r') n--;
@@ -154,7 +152,7 @@ static int64_t mpt__manifest_find(const mpt__files *files, char path[MPT__PATH_S
     return mpt__files_find(files, strncmp(path, "./", 2) == 0 ? path + 2 : path);
 }
 
-/* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
+/* Gives every file its digest of the manifest `text`, which has a line for each. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
     size_t n, uint8_t (*digests)[32], uint8_t *named) {
     char file[MPT__PATH_SIZE];
@@ -185,7 +183,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 
 /* ==== Image folders ==== */
 
-/* What the samples of a folder are made of; all of it one allocation. */
+/* What a folder's samples are made of, in one allocation. */
 typedef struct {
     mpt__pipeline plan;
     mpt_image_config config;
@@ -201,7 +199,7 @@ typedef struct {
     int width, height;
 } mpt__decoded;
 
-/* Says that a picture is too large, for its folder or for stb_image at all. */
+/* Says that a picture is too large, for its folder or for stb_image. */
 static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *config) {
     int64_t pixels = (int64_t)file->width * file->height;
     int values = config->channels > file->values ? config->channels : file->values;
@@ -216,7 +214,7 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
         file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
-/* Decodes a file that is open, or only measures it; false with a sentence in file->error. */
+/* Decodes or only measures an open file; false with a sentence in file->error. */
 static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
     const uint8_t *digest, bool measure, mpt__decoded *out) {
     static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
@@ -295,7 +293,7 @@ static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t s
     return good;
 }
 
-/* The classes and files of a folder; *classes and files have to be freed. */
+/* The classes and files of a folder, both to be freed. */
 static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *files) {
     char path[2 * MPT__PATH_SIZE];
     if (!mpt__files_list(classes, root)) return false;
@@ -317,7 +315,7 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
     return true;
 }
 
-/* Bytes of each part of what a folder owns, every one a multiple of 8. */
+/* Bytes of a part of what a folder owns, a multiple of 8. */
 static size_t mpt__folder_part(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 static bool mpt__path_within(const char *path, const char *folder) {
@@ -325,7 +323,7 @@ static bool mpt__path_within(const char *path, const char *folder) {
     return strncmp(path, folder, n) == 0 && path[n] == '/';
 }
 
-/* Copies the lists behind the folder's head; `state` has room for all of it. */
+/* Copies the lists behind the folder's head, for which `state` has room. */
 static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt__files *classes,
     const mpt__files *files, const mpt_image_config *config) {
     mpt__folder *folder = (mpt__folder *)dataset->owned[0];
@@ -376,7 +374,7 @@ static bool mpt__folder_manifest(mpt_context *ctx, mpt__dataset *dataset, const 
     return good;
 }
 
-/* Without steps that set it, the size of the first picture; then the finished plan. */
+/* Without steps that set it, the size of the first picture; then the plan. */
 static bool mpt__folder_plan(mpt_context *ctx, const mpt__folder *probe, mpt__pipeline *plan) {
     const mpt_image_config *config = &probe->config;
     char error[MPT__SAMPLE_ERROR];
@@ -487,7 +485,7 @@ static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split s
             file->size, (int)MPT__CIFAR_RECORD);
 }
 
-/* Moves labels out of `records` records, so that their pixels lie one after the other. */
+/* Moves the labels out of records, so that their pixels lie one after the other. */
 static bool mpt__cifar_split(mpt_context *ctx, const char *path, uint8_t *records, int64_t count,
     uint8_t *pixels, uint8_t *labels) {
     for (int64_t i = 0; i < count; i++) {
@@ -511,7 +509,7 @@ static bool mpt__cifar_read(
         mpt__reader file;
         if (!mpt__cifar_open(ctx, directory, split, i, path, &file)) return false;
         int64_t count = file.size / MPT__CIFAR_RECORD;
-        /* The records end where those still to come begin: moving pixels down never overtakes. */
+        /* The records end where those to come begin: moving pixels down never overtakes. */
         uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
         bool good = count <= dataset->count - done;
         if (!good)

@@ -1,9 +1,9 @@
 /* ----
  * data/inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
  *
- * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
- * Every length, distance and code table is checked before use; CRC32 and size of each member are
- * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
+ * From memory to memory, all state in one struct of the caller's. Every length, distance and code
+ * table is checked before use; CRC32 and size of each member at its end. Output is to be trusted
+ * only once mpt__inflate_run has returned true.
  * ---- */
 #ifndef MPT__DATA_INFLATE_INCLUDED
 #define MPT__DATA_INFLATE_INCLUDED
@@ -11,20 +11,20 @@
 #include "ground/base.c"
 
 #define MPT__HUFFMAN_MAX_BITS 15
-/* Codes up to this length are found by one look-up; 9 to 12 were equally fast on MNIST and text. */
+/* Codes up to this length take one look-up; 9 to 12 were equally fast on MNIST and text. */
 #define MPT__HUFFMAN_FAST_BITS 10
 #define MPT__HUFFMAN_SYMBOLS 288
 #define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
 
-/* A canonical Huffman code. An entry is length << 9 | symbol; 0 means no code that short. */
+/* A canonical Huffman code. An entry is length << 9 | symbol; 0: no code that short. */
 typedef struct {
     uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
     uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
     uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
 } mpt__huffman;
 
-/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are either zero
- * or already equal to what follows at `next`. Past the end come zeros and a negative count. */
+/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are zero or what
+   follows at `next`. Past the end come zeros and a negative count. */
 typedef struct {
     uint64_t bits;
     const uint8_t *next, *end;
@@ -62,7 +62,7 @@ static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
+/* What four bytes, and as many behind them as `rows` is rows from the first, leave. */
 static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
     return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
         rows[0][word >> 24];
@@ -81,7 +81,7 @@ static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
 
 /* ---- Input ---- */
 
-/* Records the first error and where the input stood. Always returns false. */
+/* Records the first error and its place in the input; false. */
 static bool mpt__inflate_fail(mpt__inflate *z, const char *error) {
     int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
     if (!z->error) z->error_offset = (size_t)(z->in.next - z->start) - (size_t)ahead;
@@ -115,7 +115,7 @@ static MPT__INLINE uint32_t mpt__inflate_drop(mpt__bit_input *in, unsigned n) {
     return value;
 }
 
-/* Takes n <= 16 bits, least significant first. At the end of the input: fails and gives 0. */
+/* Takes n <= 16 bits, least significant first. At the end of the input: fails, 0. */
 static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
     mpt__inflate_fill(&z->in);
     uint32_t value = mpt__inflate_drop(&z->in, n);
@@ -124,8 +124,7 @@ static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
     return 0;
 }
 
-/* The next n whole bytes, NULL after an error. The rest of a byte that bits were taken of is
- * dropped. */
+/* The next n whole bytes, without the rest of a byte begun; NULL after an error. */
 static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
     const uint8_t *bytes = z->in.next -= z->in.count / 8;
     z->in.bits = 0;
@@ -140,8 +139,8 @@ static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
 /* ---- Huffman codes ---- */
 
 /* Builds the code whose symbol i has lengths[i] bits, 0 for none. False when there are more or
- * fewer codes than the lengths allow; on request a lone code of one bit, or none at all, is let by,
- * as zlib does. */
+   fewer codes than the lengths allow; on request a lone code of one bit, or none, is let by, as
+   zlib does. */
 static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, bool allow_lone) {
     unsigned index[MPT__HUFFMAN_MAX_BITS + 2] = {0}, code[MPT__HUFFMAN_MAX_BITS + 2] = {0};
     int left = 1;
@@ -169,7 +168,7 @@ static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, b
     return true;
 }
 
-/* The entry of a code longer than the fast table's, bit by bit; 0 when there is none. */
+/* The entry of a code longer than the fast table's, bit by bit; 0: none. */
 static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
     int code = 0, first = 0, index = 0;
     for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++, bits >>= 1) {
@@ -183,7 +182,7 @@ static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
     return 0;
 }
 
-/* Takes the entry of the next symbol. Without one, the count turns negative or the entry is 0. */
+/* Takes the next symbol's entry. Without one, the count turns negative or the entry is 0. */
 static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_input *in) {
     unsigned entry = h->fast[in->bits & ((1u << MPT__HUFFMAN_FAST_BITS) - 1u)];
     if (MPT__UNLIKELY(!entry)) entry = mpt__huffman_slow(h, in->bits);
@@ -192,7 +191,7 @@ static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_in
     return entry;
 }
 
-/* What to say when no good symbol came: the input may be too short for any. */
+/* What to say without a good symbol: the input may be too short for any. */
 static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error) {
     if (z->in.count < 0 || (!entry && z->in.count < MPT__HUFFMAN_MAX_BITS))
         return mpt__inflate_ends_early(z);
@@ -201,7 +200,7 @@ static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error
 
 /* ---- Blocks ---- */
 
-/* Reads the run-length coded code lengths of a dynamic block (RFC 1951, 3.2.7). */
+/* Reads a dynamic block's run-length coded code lengths (RFC 1951, 3.2.7). */
 static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int total) {
     static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
     for (int i = 0, repeat; i < total; i += repeat) {
@@ -255,7 +254,7 @@ static void mpt__inflate_fixed_codes(mpt__inflate *z) {
     mpt__huffman_build(&z->distances, lengths, 32, false);
 }
 
-/* Copies a match; it may overlap itself, and up to 15 bytes of the `room` behind it may change. */
+/* Copies a match, which may overlap itself; up to 15 bytes of the `room` behind it may change. */
 static MPT__INLINE void mpt__inflate_copy(
     uint8_t *to, size_t distance, size_t length, size_t room) {
     const uint8_t *from = to - distance;
@@ -268,15 +267,15 @@ static MPT__INLINE void mpt__inflate_copy(
     }
 }
 
-/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: every
- * `step` codes have one bit more than those before (RFC 1951, 3.2.5). */
+/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: each
+   `step` codes have a bit more than those before (RFC 1951, 3.2.5). */
 static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code, unsigned step) {
     if (code < step) return code;
     unsigned extra = code / step - 1;
     return ((step + code % step) << extra) + mpt__inflate_drop(in, extra);
 }
 
-/* Decodes to the end of the block. False on error and, without one, when the output is full. */
+/* Decodes to the block's end. False on error and, without one, when the output is full. */
 static bool mpt__inflate_codes(mpt__inflate *z) {
     uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
     uint8_t *out = z->out + z->written;
@@ -394,16 +393,15 @@ static void mpt__inflate_begin(
     z->size = size;
 }
 
-/* Whether only zeros are left: files are padded with them to whole blocks. */
+/* Whether only zeros are left, with which files are padded to whole blocks. */
 static bool mpt__inflate_ended(const mpt__inflate *z) {
     const uint8_t *next = z->in.next;
     while (next < z->in.end && *next == 0) next++;
     return next == z->in.end;
 }
 
-/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
- * have come of it. False when z->error says what is wrong with it, and with that still NULL when
- * there is more than `size`. */
+/* Decodes a gzip file of n bytes, of one member or many, into out[size]; z->written bytes came.
+   False when z->error says what is wrong, and with that NULL when there is more than `size`. */
 static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     mpt__inflate_begin(z, data, n, out, size);
     do
@@ -412,7 +410,7 @@ static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *
     return true;
 }
 
-/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
+/* The same for blocks alone, as in zip files; the caller knows size and checksum. */
 static bool mpt__inflate_blocks(
     mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     bool last = false;

@@ -1,11 +1,10 @@
 /* ----
  * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
- * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
- * worker claims the number of the next batch, fills its slot and marks it ready; the owner takes
- * batches in order. What a batch holds depends on (seed, epoch, number) alone. Workers allocate
- * nothing and touch neither log nor error: what went wrong travels in the slot and is reported in
- * its turn.
+ * Batches lie in a ring of slots, allocated when the loader is made. A worker claims the number of
+ * the next batch, fills its slot and marks it ready; the owner takes batches in order. What a batch
+ * holds depends on (seed, epoch, number) alone. Workers allocate nothing and touch neither log nor
+ * error: what went wrong travels in the slot and is reported in its turn.
  * ---- */
 #ifndef MPT__DATA_LOADER_INCLUDED
 #define MPT__DATA_LOADER_INCLUDED
@@ -31,7 +30,7 @@
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 
-/* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
+/* Room for a batch. Between claim and ready it is a worker's, else the owner's. */
 typedef struct {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
@@ -60,7 +59,7 @@ struct mpt__loader {
     mpt__base *base;
     mpt__dataset *dataset; /* referenced */
     mpt_loader_config config;
-    mpt__pool *pool; /* that makes batches without workers; NULL: the calling thread alone */
+    mpt__pool *pool; /* makes batches without workers; NULL: the calling thread alone */
     mpt__delivery delivery;
     int64_t batches, samples; /* per epoch */
     int64_t total;            /* samples of all ranks */
@@ -105,7 +104,7 @@ static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
     return left < loader->config.batch ? left : loader->config.batch;
 }
 
-/* Bytes for making a sample; behind them lie a batch's targets that collate makes others of. */
+/* Bytes for making a sample, then a batch's targets of which collate makes others. */
 static size_t mpt__loader_scratch(const mpt__dataset *dataset) {
     return (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
 }
@@ -115,7 +114,7 @@ static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
     return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
-/* Sample i of this rank's epoch into x and y, which may be NULL; *index becomes its own number. */
+/* Sample i of this rank's epoch into x and y, or NULL; *index becomes its own number. */
 static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i, uint8_t *scratch,
     void *x, void *y, int64_t *index, char error[MPT__SAMPLE_ERROR]) {
     const mpt_loader_config *config = &loader->config;
@@ -130,7 +129,7 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
         mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
 }
 
-/* A part of a batch whose samples lie in memory, so that none fails. */
+/* A part of a batch whose samples lie in memory: none fails. */
 typedef struct {
     const mpt__loader *loader;
     int64_t first, size;
@@ -150,7 +149,7 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
             mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
 }
 
-/* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
+/* Fills a slot, up to or without samples that fail. Any thread. */
 static void mpt__batch_make(
     const mpt__loader *loader, mpt__loader_slot *slot, int64_t number, uint8_t *scratch) {
     MPT__PLAIN_FLOATS;
@@ -203,7 +202,7 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
-/* Notes who made the batch and when; a clock of the user's is not asked from other threads. */
+/* Notes who made the batch and when; only the owner's thread asks a user's clock. */
 static void mpt__worker_make(
     const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
     const mpt__loader *loader = worker->loader;
@@ -264,7 +263,7 @@ static void mpt__loader_allow(mpt__loader *loader, int64_t limit) {
     if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
 }
 
-/* Ends the epoch under way; returns when no worker writes any more. */
+/* Ends the epoch under way, once no worker writes any more. */
 static void mpt__loader_close_epoch(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
     mpt__loader_lock(loader);
@@ -277,8 +276,8 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     loader->next = 0;
 }
 
-/* Samples with replacement, each as likely as its weight. What falls on the edge between two is the
-   second one's, as in numpy's choice: the first one's share does not hold its upper end. */
+/* Samples with replacement, as likely as their weights. What falls on the edge between two is the
+   second one's, as in numpy's choice: the first one's share excludes its upper end. */
 static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
     mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
     const double *sums = loader->weight_sums;
@@ -352,13 +351,13 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 }
 
 #if defined(MPTRAIN_CUDA)
-/* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
+/* Whether workers fill a stage to be uploaded, as they cannot write to the device. */
 static bool mpt__slots_staged(const mpt_context *ctx) {
     return (ctx->backend.allocate != NULL || !ctx->backend.synchronous) &&
         !mpt__is_dry(&ctx->base);
 }
 
-/* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */
+/* Page-locked where it can be, so that the device fetches it by itself. */
 static void mpt__stage_make(mpt_context *ctx, mpt__loader_slot *slot, int part, size_t bytes) {
     mpt__base *base = &ctx->base;
     const mpt__backend *backend = &ctx->backend;
@@ -385,7 +384,7 @@ static void mpt__stage_end(mpt_context *ctx, mpt__loader_slot *slot, int part, s
     }
 }
 
-/* Before a slot is filled again: its upload has been read. The host is a ring ahead at most. */
+/* Before a slot is filled again its upload is read. The host is a ring ahead at most. */
 static void mpt__slot_settle(mpt_context *ctx, const mpt__loader_slot *slot) {
     mpt__backend *backend = &ctx->backend;
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
@@ -397,7 +396,7 @@ static void mpt__slot_settle(mpt_context *ctx, const mpt__loader_slot *slot) {
 
 /* ==== Delivery ==== */
 
-/* Ends the handles of the batch in use, those that the user has not ended already. */
+/* Ends the handles of the batch in use that the user has not ended. */
 static void mpt__batch_end(mpt_context *ctx, mpt__loader *loader) {
 #if defined(MPTRAIN_CUDA)
     if (loader->held)
@@ -412,7 +411,7 @@ static void mpt__batch_end(mpt_context *ctx, mpt__loader *loader) {
 }
 
 /* Ends the batch in use and gives its slot back to the workers. What backward saved of it counts as
-   changed from here on. */
+   changed. */
 static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
     if (!loader->held) return;
     mpt__loader_slot *slot = &loader->slots[(loader->next - 1) % loader->slot_count];
@@ -425,7 +424,7 @@ static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
     mpt__loader_unlock(loader);
 }
 
-/* A part of a slot as a tensor that only the loader ends: the error null on failure. */
+/* A part of a slot as a tensor that only the loader ends; the error null on failure. */
 static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
     const mpt__loader_slot *slot, int part, int64_t size) {
     const mpt_shape *sample =
@@ -571,8 +570,8 @@ static void mpt__loader_free(mpt_context *ctx, void *object) {
     mpt__dataset_release(ctx, loader->dataset);
 }
 
-/* What a loader's parts take, each of which has to fit into memory by itself: 32-bit sizes would
-   wrap. False with an error recorded. */
+/* Whether each of a loader's parts fits into memory: 32-bit sizes would wrap. False with an error
+   recorded. */
 static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
     const mpt__dataset *dataset = loader->dataset;
     const mpt_loader_config *config = &loader->config;

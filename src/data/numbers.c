@@ -1,5 +1,5 @@
 /* ----
- * data/numbers.c: numbers as texts write them, what stands for no value, and what people read as
+ * data/numbers.c: numbers as texts write them, what stands for no value, and what people take for
  * numbers though it is none here.
  * ---- */
 #ifndef MPT__DATA_NUMBERS_INCLUDED
@@ -11,16 +11,16 @@
 
 /* ==== Numbers ==== */
 
-/* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
-   for whether they are zeros. */
+/* Digits as written, d1d2d3.. * 10^(point - count). More of them matter only for whether they are
+   zeros. */
 typedef struct {
     char digits[800];
     int count, point;
     bool negative;
 } mpt__decimal;
 
-/* Reads [+-]digits[.digits][e[+-]digits], with `mark` for the point; false if the text is anything
-   else. U+2212, the minus sign of typesetters, is one, too. */
+/* Reads [+-]digits[.digits][e[+-]digits], with `mark` for the point; false if it is anything else.
+   U+2212, the minus sign of typesetters, is one, too. */
 static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mark) {
     const char *const end = p + n;
     bool any = false, fraction = false;
@@ -70,7 +70,7 @@ static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int ex
     return 0;
 }
 
-/* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
+/* Whether the decimal, above the double of these bits, is nearer to the next: half to even. */
 static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
     int exponent;
     uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
@@ -78,8 +78,8 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
     return order > 0 || (order == 0 && (bits & 1));
 }
 
-/* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
-   floating-point state of MPT__PLAIN_FLOATS. */
+/* The nearest double, infinity beyond the largest; false if the text is no number. In the state of
+   MPT__PLAIN_FLOATS. */
 static bool mpt__parse_number(const char *p, size_t n, char mark, double *value) {
     static const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11,
         1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
@@ -118,7 +118,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
 MPT__BEGIN_COLD
 /* ==== Words ==== */
 
-/* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
+/* The length of the word with which a text begins or ends; else 0. */
 static size_t mpt__affix(
     const char *const *words, size_t count, const char *p, size_t n, bool at_end) {
     for (size_t i = 0; i < count; i++) {
@@ -129,7 +129,7 @@ static size_t mpt__affix(
     return 0;
 }
 
-/* Whether a text is the word, which is in small letters, in whatever letters. */
+/* Whether a text is the word, given in small letters, in any letters. */
 static bool mpt__word_is(const char *p, size_t n, const char *word) {
     size_t i = 0;
     for (; i < n && word[i]; i++)
@@ -137,7 +137,7 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
     return i == n && !word[i];
 }
 
-/* What stands for no value: what pandas takes for it, but for an upper-case NAN and a ? . */
+/* No value: what pandas takes for it, but for an upper-case NAN and a ? . */
 static bool mpt__field_missing(const char *p, size_t n) {
     static const char *const words[] = {
         "", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NULL", "null", "None", "?"};
@@ -156,7 +156,7 @@ static bool mpt__word_infinite(const char *p, size_t n) {
 }
 
 /* Whether digits stand in groups: 1,234,567.8, 1.234,5, 1'234, 1_000, 12 345. The last separator
-   may be a decimal point, behind all others stand two or three digits. */
+   may be a decimal point; two or three digits follow all others. */
 static bool mpt__digit_groups(const char *p, size_t n) {
     static const char *const separators[] = {
         ",", ".", "'", "_", " ", "\xc2\xa0", "\xe2\x80\xaf", "\xe2\x80\x89", "\xe2\x80\x99"};
@@ -175,8 +175,8 @@ static bool mpt__digit_groups(const char *p, size_t n) {
     return run > 0 && (run == 3 || last == 0 || strchr(",._", last));
 }
 
-/* Whether people read a text as a number: one, or one with what they put around it and between its
-   digits, as a currency, a percent sign, a unit of up to three letters, thousands separators. */
+/* Whether people read a text as a number, also with what they put around it and between its digits:
+   a currency, a percent sign, a unit of up to three letters, thousands separators. */
 static bool mpt__number_like(const char *p, size_t n) {
     static const char *const around[] = {"$", "%", "(", ")", "+", "-", " ", "\xc2\xa3", "\xc2\xa5",
         "\xc2\xa0", "\xe2\x82\xac", "\xe2\x88\x92"};

@@ -1,9 +1,9 @@
 /* ----
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
- * A table is held as one double per field, a number or that of its category, and a list of texts;
- * samples are made of that when they are asked for. So what is allocated is a few times the file,
- * however many inputs a one-hot column has.
+ * A table is held as one double per field, a number or that of its category, and a list of texts,
+ * of which samples are made on demand: so what is allocated is a few times the file, however many
+ * inputs a one-hot column has.
  * ---- */
 #ifndef MPT__DATA_TABLE_INCLUDED
 #define MPT__DATA_TABLE_INCLUDED
@@ -137,7 +137,7 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
     return true;
 }
 
-/* Goes to the first field of the next record that is not an empty line; false at the end. */
+/* Goes to the next record that is not an empty line; false at the end. */
 static bool mpt__csv_record(mpt__csv *csv) {
     for (size_t at = csv->at; at < csv->size; at++) {
         csv->begun = csv->line;
@@ -154,7 +154,7 @@ static void mpt__csv_rewind(mpt__csv *csv) {
     csv->line = csv->begun = 1;
 }
 
-/* Counts records, all of which have as many fields as the first; false with an error recorded. */
+/* Counts records, all as long as the first; false with an error recorded. */
 static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
     *records = *columns = 0;
     for (mpt__csv_rewind(csv); mpt__csv_record(csv); ++*records) {
@@ -183,8 +183,8 @@ typedef struct {
     double mean, deviation;    /* what numbers become */
 } mpt__table_column;
 
-/* The state of a table: owned[0], with its columns behind it; owned[1] has the fields, owned[2] the
-   texts of all categories in order, owned[3] their characters. */
+/* The state of a table: owned[0], with its columns behind it; owned[1]: fields; owned[2]: texts of
+   all categories in order; owned[3]: their characters. */
 typedef struct {
     int64_t rows, count; /* of columns */
     const double *fields;
@@ -206,7 +206,7 @@ typedef struct {
     double number; /* NaN if it is none */
 } mpt__category;
 
-/* A column of the file. What is found out about its texts is for messages. */
+/* A column of the file. What is noted of its texts is for messages. */
 typedef struct {
     int64_t to, name;    /* the column of the table, or -1; where the name is in the text */
     int64_t line, text;  /* of the first text that looks like a number; the text is a category */
@@ -239,7 +239,7 @@ static bool mpt__column_texts(const mpt__table_column *column) {
         column->use == MPT_COLUMN_CLASS;
 }
 
-/* Adds characters and their 0; where they are, -1 with an error recorded. */
+/* Adds characters and a 0; where they are, -1 with an error recorded. */
 static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
     int64_t at = r->text_size;
     if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
@@ -282,7 +282,7 @@ static bool mpt__category_room(mpt__table_reader *r) {
     return r->rows != NULL;
 }
 
-/* The number of a category, which is added; -1 if that is not possible. */
+/* The number of a category, which is added; -1 if that cannot be. */
 static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char *text, size_t n) {
     if (!mpt__category_room(r)) return -1;
     uint32_t *row = mpt__category_row(r, column, text, n);
@@ -314,8 +314,8 @@ static const char *mpt__told_name(const mpt__table_reader *r, int64_t f) {
     return r->table->named ? r->text + r->file[f].name : "without a name";
 }
 
-/* The category of a field of a table that is like another one; NaN where that lacks its text, which
-   then counts as missing, -1 where it lacks that, too. False with an error recorded. */
+/* The category of a field of a table like another; NaN where that lacks its text, which then counts
+   as missing, -1 where it lacks that, too. False with an error recorded. */
 static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
     const mpt__csv *csv = &r->csv;
     const mpt__table_column *column = &r->table->columns[r->file[f].to];
@@ -359,7 +359,7 @@ static bool mpt__table_category(mpt__table_reader *r, int64_t f, const char *nam
             csv->field, csv->length);
 }
 
-/* Stores a field of the file's column f, and what kind its column is if that was open. */
+/* Stores a field of the file's column f, whose kind is known then. */
 static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
     const mpt__csv *csv = &r->csv;
     mpt__file_column *of = &r->file[f];
@@ -441,7 +441,7 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
 
 /* ==== Decimal commas ==== */
 
-/* What a column of the file has been seen to hold besides whole numbers and missing values. */
+/* What a column has been seen to hold besides whole numbers and missing values. */
 enum {
     MPT__COMMA = 1,     /* a number with a decimal comma */
     MPT__SURE = 2,      /* one that cannot have a comma of thousands: not 1,234 */
@@ -459,8 +459,8 @@ static uint8_t mpt__decimal_kind(const char *p, size_t n) {
     return thousands ? MPT__COMMA : MPT__COMMA | MPT__SURE;
 }
 
-/* Tells which columns have decimal commas by all of their texts. Where some may be commas of
-   thousands and other columns have points, they are. */
+/* Which columns have decimal commas, by all of their texts. Where some may be commas of thousands
+   and other columns have points, they are. */
 static void mpt__decimals_told(mpt__table_reader *r) {
     mpt__base *base = &r->csv.context->base;
     int64_t first = -1, count = 0;
@@ -481,8 +481,8 @@ static void mpt__decimals_told(mpt__table_reader *r) {
         sure ? "" : ", if these are none of thousands");
 }
 
-/* Finds out which columns have decimal commas: where the config does not say, those all of whose
-   texts can be numbers with some. The reader is where it was, afterwards. */
+/* Finds decimal commas where the config does not say: columns all of whose texts can be numbers
+   with some. Leaves the reader where it was. */
 static bool mpt__table_decimals(mpt__table_reader *r) {
     mpt__csv kept = r->csv;
     if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
@@ -536,8 +536,8 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
     return c >= 0;
 }
 
-/* The column of the file that is column c of the table that this one is like: by its name where
-   both have names, else by its place among `targets` of them or without. -1: there is none. */
+/* The file's column that is column c of the table that this is like: by name where both have names,
+   else by its place among `targets` or without them. -1: none. */
 static int64_t mpt__like_find(
     const mpt__table_reader *r, const mpt__table *like, int64_t c, int64_t place) {
     const char *name = like->text + like->columns[c].name;
@@ -604,8 +604,8 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
     return true;
 }
 
-/* Numbers categories in order, which is that of the table that this one is like, in the fields
-   too; their list is `owned[2]` of the dataset. */
+/* Numbers categories in order, that of the table that this is like, in the fields too; their list
+   is owned[2]. */
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     mpt_context *ctx = r->csv.context;
     mpt__table *table = r->table;
@@ -633,7 +633,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     return mpt__ok(ctx);
 }
 
-/* Tells of columns whose texts became categories though they look like numbers. */
+/* Tells of columns of categories that look like numbers. */
 static void mpt__numbers_told(mpt__table_reader *r) {
     int told = 0;
     for (int64_t f = 0; f < r->file_count && told < 8; f++) {
@@ -672,7 +672,7 @@ static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
     return mpt__ok(r->csv.context);
 }
 
-/* Reads all records into the fields; numbers categories as they come. */
+/* Reads all records into the fields; categories are numbered as they come. */
 static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__table *table = r->table;
     for (int64_t i = 0; i < table->rows; i++) {
@@ -759,7 +759,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
 MPT__BEGIN_COLD
 /* ==== Reading ==== */
 
-/* A dataset of what was read; what the reader still owns is released by the caller. */
+/* A dataset of what was read; the caller releases what the reader still owns. */
 static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt__table *table = r->table;
     mpt_user_dataset_config samples;
@@ -791,8 +791,8 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     return dataset;
 }
 
-/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte of
-   its own in the file, so that these products cannot overflow where the file fits. */
+/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte in
+   the file: these products cannot overflow where it fits. */
 static bool mpt__table_room(
     mpt__table_reader *r, int64_t rows, int64_t columns, int64_t file_columns) {
     mpt__base *base = &r->csv.context->base;
@@ -929,7 +929,7 @@ mpt_dataset mpt_csv_memory(
 
 /* ==== Scaling, names ==== */
 
-/* Mean and deviation of a column over the samples of a part that have a value. */
+/* Mean and deviation of a column over a part's samples that have a value. */
 static void mpt__column_fit(
     mpt__table *table, int64_t c, const mpt__dataset *part, bool standardise) {
     mpt__table_column *column = &table->columns[c];

@@ -53,8 +53,8 @@ static void mpt__table_quote(mpt__text *out, const char *text) {
     mpt__text_char(out, '"');
 }
 
-/* The file, counted at least: what does not fit is not written. Doubles have 17 digits, which tell
-   each from all others. */
+/* The file, counted at least: what does not fit is not written. 17 digits tell each double from all
+   others. */
 static void mpt__table_text_of(const mpt__table *table, mpt__text *out) {
     mpt__write_text(out, "%s\ntable,1,%s,%s,%s\n", mpt__table_head,
         mpt__dtype_info[table->dtype].name, table->named ? "named" : "",
@@ -102,7 +102,7 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
 
 /* ==== Load ==== */
 
-/* A file under way, with the five fields of its record and a 0 behind each. */
+/* A file under way, with the five fields of its record, each with a 0. */
 typedef struct {
     mpt__table_reader *reader;
     char *words[5];
@@ -115,8 +115,8 @@ static bool mpt__table_odd(const mpt__table_record *record, int k) {
         record->words[k], record->lengths[k]);
 }
 
-/* Goes to the next record and reads it; what ends its fields is overwritten. False at the end, and
-   with an error recorded. */
+/* Reads the next record, overwriting what ends its fields. False at the end, and with an error
+   recorded. */
 static bool mpt__table_next(mpt__table_record *record) {
     mpt__csv *csv = &record->reader->csv;
     if (!mpt__csv_record(csv)) return false;
@@ -128,7 +128,7 @@ static bool mpt__table_next(mpt__table_record *record) {
     return true;
 }
 
-/* Whether field k is one of two words: the number of it, else -1 with an error recorded. */
+/* Which of two words field k is; -1 with an error recorded. */
 static int mpt__table_word(
     const mpt__table_record *record, int k, const char *first, const char *second) {
     int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
@@ -203,7 +203,7 @@ static bool mpt__table_records(mpt__table_reader *r) {
     return mpt__ok(r->csv.context);
 }
 
-/* Takes over `text`, which has room for one byte more than its size. */
+/* Takes over `text`, which has room for a byte more. */
 static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
     mpt__dataset *dataset = NULL;

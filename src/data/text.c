@@ -1,7 +1,7 @@
 /* ----
  * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
- * Files are checked while they are read; what is allocated for them is a few times their size.
+ * Files are checked while they are read; what they take is a few times their size.
  * ---- */
 #ifndef MPT__DATA_TEXT_INCLUDED
 #define MPT__DATA_TEXT_INCLUDED
@@ -166,7 +166,7 @@ static void mpt__tokenizer_free(mpt_context *ctx, void *object) {
         mpt__host_free(ctx, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
 }
 
-/* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
+/* A zeroed part of `count` elements in place of what was there. NULL with an error recorded. */
 static void *mpt__tokenizer_part(
     mpt_context *ctx, mpt__tokenizer *tokenizer, int part, int64_t count, size_t size) {
     mpt__memory *memory = &tokenizer->memory[part];
@@ -203,7 +203,7 @@ static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *t
     return (int64_t)*mpt__token_row(tokenizer, text, n) - 1;
 }
 
-/* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
+/* Fills `find`. Gives the first token that is there twice; -1: none, -2: error. */
 static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer) {
     size_t size = mpt__table_size(tokenizer->count);
     tokenizer->find = (uint32_t *)mpt__tokenizer_part(
@@ -231,7 +231,7 @@ static bool mpt__tokenizer_room(
     return mpt__ok(ctx);
 }
 
-/* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
+/* A file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
 static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most, size_t *size) {
     mpt__reader file;
     uint8_t *bytes = NULL;
@@ -297,8 +297,8 @@ static bool mpt__char_load(
 MPT__BEGIN_COLD
 /* ==== The files of byte-level BPE ==== */
 
-/* In these files each byte is written as one visible character: itself where it is one, else one
-   from 256 on. -1: not such a character. */
+/* These files write each byte as a visible character: itself, or one from 256 on. -1: no such
+   character. */
 static int mpt__byte_of(uint32_t code) {
     if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255))
         return (int)code;
@@ -307,7 +307,8 @@ static int mpt__byte_of(uint32_t code) {
     return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
 }
 
-/* A string of bytes written as characters; out (or NULL) has room for all that is left. */
+/* A string of bytes written as characters, to `out` (or NULL), which has room for all that is
+   left. */
 static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
     uint32_t code;
     bool good;
@@ -322,7 +323,7 @@ static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
     return good && (*size > 0 || mpt__json_refuse(json, "an empty token"));
 }
 
-/* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
+/* The object of tokens and numbers: counts them, or fills a tokenizer with room for them. */
 static bool mpt__bpe_object(
     mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count, int64_t *bytes) {
     json->at = 0;
@@ -376,8 +377,7 @@ static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left,
     }
 }
 
-/* One line "left right" of n bytes; NULL if it is good, else what is wrong. `bytes` has room for
-   the line. */
+/* One line "left right" of n bytes, for which `bytes` has room; NULL, or what is wrong. */
 static const char *mpt__merge_line(
     const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n, int32_t rank, uint8_t *bytes) {
     size_t length = 0, left = 0;
@@ -499,7 +499,7 @@ MPT__END_REGION
 
 /* ==== Encoding ==== */
 
-/* The class of the first character and its size; bytes that are no UTF-8 are marks. */
+/* Class and size of the first character; bytes that are no UTF-8 are marks. */
 static int mpt__class_of(
     const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n, size_t *size) {
     uint32_t code = 0;
@@ -561,7 +561,7 @@ static uint64_t mpt__heap_pop(mpt__symbols *s) {
     return top;
 }
 
-/* The merge of a symbol and the one after it; NULL if there is none. */
+/* The merge of a symbol and the one after it; NULL: none. */
 static const mpt__merge *mpt__symbol_merge(
     const mpt__tokenizer *tokenizer, const mpt__symbols *s, int32_t at) {
     if (at < 0 || s->token[at] < 0 || s->next[at] < 0) return NULL;
@@ -574,7 +574,8 @@ static void mpt__symbol_offer(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
     if (merge) mpt__heap_push(s, (uint64_t)(uint32_t)merge->rank << 32 | (uint32_t)at);
 }
 
-/* The tokens of a piece: again and again the pair of the least rank, leftmost first, is merged. */
+/* The tokens of a piece: the pair of the least rank, leftmost first, is merged until there is
+   none. */
 static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, const uint8_t *p,
     int32_t n, mpt__token_sink *sink) {
     for (int32_t i = 0; i < n; i++) {
@@ -600,7 +601,7 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
     for (int32_t i = 0; i >= 0; i = s->next[i]) mpt__token_put(sink, s->token[i]);
 }
 
-/* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
+/* Room, which the tokenizer keeps, for the symbols of a piece of n bytes. */
 static bool mpt__symbols_room(
     mpt_context *ctx, mpt__tokenizer *tokenizer, size_t n, mpt__symbols *s) {
     size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
@@ -756,7 +757,7 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
     return true;
 }
 
-/* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
+/* Checks a config and fills it in; the number of windows, 0 with an error. */
 static int64_t mpt__window_count(
     mpt_context *ctx, mpt_window_config *config, const char *path, int64_t count) {
     if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
@@ -774,7 +775,7 @@ static int64_t mpt__window_count(
     return config->random && config->samples > 0 ? config->samples : beside;
 }
 
-/* A dataset of windows of what `tokens` describes; its bytes, if it has any, go over to it. */
+/* A dataset of windows of `tokens`, whose bytes, if any, go over to it. */
 static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size_t bytes) {
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;

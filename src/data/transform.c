@@ -1,9 +1,9 @@
 /* ----
  * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
- * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
- * are computed once, when values are needed, into the sample itself where they can. All sizes but
- * those of decoded files are known when a dataset is made, so that running allocates nothing.
+ * Geometric steps only change a description of the picture (part, size, window, mirror); pixels are
+ * computed once, into the sample itself where they can be. All sizes but those of decoded files are
+ * known when a dataset is made, so that running allocates nothing.
  * ---- */
 #ifndef MPT__DATA_TRANSFORM_INCLUDED
 #define MPT__DATA_TRANSFORM_INCLUDED
@@ -28,8 +28,8 @@ typedef struct {
     mpt_transform steps[MPT__MAX_STEPS];
 } mpt__pipeline;
 
-/* A picture not computed yet: a part of pixels that lie somewhere, stretched to a size, of which a
-   window is seen (zeros where it lies outside), mirrored or not. */
+/* A picture to be computed: a part of pixels somewhere, stretched to a size, of which a window is
+   seen (zeros outside), mirrored or not. */
 typedef struct {
     const uint8_t *bytes; /* or, if NULL, .. */
     const float *values;
@@ -91,7 +91,7 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
     return NULL;
 }
 
-/* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
+/* The sides of a picture whose shorter one becomes `side`, rounded as by torchvision. */
 static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
     int64_t *shorter = *height <= *width ? height : width;
     int64_t *longer = shorter == height ? width : height;
@@ -99,7 +99,7 @@ static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
     *shorter = side;
 }
 
-/* Sizes from step to step; *height and *width are 0 while they depend on the file. */
+/* Sizes from step to step; 0 while they depend on the file. */
 static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int64_t *height,
     int64_t *width, bool *stretched) {
     const mpt_transform *step = &plan->steps[i];
@@ -128,8 +128,8 @@ static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int
     return true;
 }
 
-/* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0:
-   it has the size of the first picture, which is not known yet. */
+/* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0
+   has the size of the first picture, not known yet. */
 static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int count,
     int64_t channels, int64_t height, int64_t width, mpt__pipeline *plan) {
     bool stretched = false;
@@ -203,7 +203,7 @@ static void mpt__add_weighted(
         sum[i] += weight * from->values[offset + i * step];
 }
 
-/* One output row of `lanes` channels whose elements alternate, from channel `channel` on. */
+/* A row of `lanes` channels in turns, from channel `channel` on. */
 static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
     const mpt__taps *columns, int64_t channel, int64_t lanes, float *out, int64_t plane) {
     float sum[MPT__RESIZE_COLUMNS * MPT__MAX_CHANNELS];
@@ -260,7 +260,7 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
     return from->to_height != from->height || from->to_width != from->width;
 }
 
-/* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
+/* Computes the window into out [C, rows, columns] and goes on from there; taps: per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
     bool stretched = mpt__picture_stretched(from);
     int64_t plane = from->rows * from->columns;
@@ -311,7 +311,7 @@ static void mpt__picture_crop(
     picture->rows = rows, picture->columns = columns;
 }
 
-/* What is seen, unstretched and all of it in the picture, is what is stretched. */
+/* What is seen, if unstretched and whole, is what is stretched. */
 static void mpt__picture_resize(
     mpt__picture *picture, int64_t height, int64_t width, bool antialias) {
     int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
@@ -332,7 +332,7 @@ static bool mpt__picture_resizable(const mpt__picture *picture) {
         picture->left + picture->columns <= picture->width;
 }
 
-/* What a crop has cut off is gone: around a larger one after it there are zeros. */
+/* What a crop has cut off is gone: a larger one after it sees zeros there. */
 static bool mpt__picture_whole(const mpt__picture *picture) {
     return picture->top == 0 && picture->left == 0 && picture->rows == picture->to_height &&
         picture->columns == picture->to_width;
@@ -349,7 +349,7 @@ static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out,
 #define MPT__PART_TRIES 10 /* of torchvision */
 
 /* A random part [top, left, rows, columns] of height x width, by area and ratio; false if no try
-   fits. `most`: whether it may have a side of the whole. */
+   fits. `most`: it may have a whole side. */
 static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int number, int64_t height,
     int64_t width, bool most, int64_t part[4]) {
     double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
@@ -371,7 +371,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
     return false;
 }
 
-/* The middle of a picture with the nearest ratio that is allowed, as torchvision falls back to. */
+/* The middle of a picture with the nearest ratio allowed, torchvision's way out. */
 static void mpt__middle_part(
     const mpt_transform *step, int64_t height, int64_t width, int64_t part[4]) {
     double ratio = (double)width / (double)height;
@@ -383,7 +383,7 @@ static void mpt__middle_part(
     part[0] = (height - part[2]) / 2, part[1] = (width - part[3]) / 2;
 }
 
-/* Half of a difference of sizes: to even as Python rounds, or what zeros are put before. */
+/* Half of a difference of sizes: to even as Python rounds, or the zeros put before. */
 static int64_t mpt__half_of(int64_t difference) {
     if (difference < 0) return -(-difference / 2);
     return difference / 2 + (difference % 4 == 3);
@@ -451,7 +451,7 @@ static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number
 
 /* ==== Running ==== */
 
-/* Bytes that mpt__pipeline_run works in: taps of a row, two pictures between steps. */
+/* Bytes for mpt__pipeline_run: taps of a row, two pictures between steps. */
 static size_t mpt__pipeline_bytes(const mpt__pipeline *plan) {
     return ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64 +
         2 * (((size_t)plan->most * sizeof(float) + 63) / 64 * 64);
@@ -518,7 +518,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     const mpt__pipeline *plan = (const mpt__pipeline *)dataset->state;
     const mpt__dataset *source = dataset->source;
     uint8_t *scratch = work + mpt__pipeline_bytes(plan);
-    /* Steps of the same number in two datasets, one on the other, draw apart. */
+    /* Steps of one number in two datasets, one on the other, draw apart. */
     uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
     const void *raw = mpt__sample_read(
         source, at, below, source->inputs ? NULL : scratch, scratch, target, error);
@@ -533,8 +533,8 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
-/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
-   then zeros. NULL with an error recorded. */
+/* A dataset like `config` whose samples `make` makes with its own `bytes` of state: plan, then
+   zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_config *config,
     const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
     mpt__dataset *dataset = mpt__dataset_new(ctx, config, false);

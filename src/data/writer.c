@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 
-/* The file being written, or what it would hold. Errors are recorded in the base. */
+/* The file being written, or what it would hold. Errors are the base's. */
 typedef struct {
     mpt__base *base;
     void *file;
@@ -47,7 +47,7 @@ static bool mpt__write_content(mpt__writer *writer, mpt__content_fn content, con
             mpt__io_reason(writer->base));
 }
 
-/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
+/* Writes beside the file, then puts the new one in its place; a failure leaves nothing. */
 static bool mpt__write_file(
     mpt__base *base, const char *path, mpt__content_fn content, const void *of) {
     const mpt_io *io = mpt__io(base);

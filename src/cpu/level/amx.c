@@ -3,12 +3,12 @@
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
  * What is promised: fp32 sums of exact products, as on all levels, in another order. Infinity and
- * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
- * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
- * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
- * parts, so a launch that holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in
- * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
- * is that large that a product in parts could be no number while that in fp32 is, is left as well.
+ * NaN come out as IEEE says. Denormals count as zero, as with FMA kernels, and so do sums of pairs
+ * of products. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits into 8 + 3; its
+ * denormals are normal in bf16), for four products; infinity has no such parts, so a launch that
+ * holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in parts, too: hi and lo
+ * are rounded, and lo lo is left out (mpt_benchmark has the bound); so large a value that its
+ * product in parts could be no number while that in fp32 is one is left as well.
  *
  * MPTRAIN_EMULATE_AMX, for tests of the repository: tiles in portable C on an AVX2 level.
  * ---- */
@@ -31,9 +31,9 @@
 /* ==== Panels ====
  *
  * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
- * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
- * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. Of two parts each k below 16
- * is followed by the one 16 behind it, which makes pairs of words by shifts. */
+ * outer 0..15 and, of more than 16, of 16..31. A tile of A has 16 rows of 32 k; one of B has 16
+ * rows of 2 k for 16 columns. Of two parts each k below 16 is followed by the one 16 behind it,
+ * which makes pairs of words by shifts. */
 
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
@@ -47,9 +47,9 @@
 #include "tests/emulated_tiles.h"
 #else
 
-/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
-   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
-   becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
+/* A row of a tile from lanes of 16 elements at p and of 16 at q: p before q, or in turns (paired).
+   Two parts: in turns, the second `gap` bytes behind; *bad becomes NaN where a value has no parts,
+   or has the largest magnitude if these are rounded. */
 MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes, const char *q,
     __mmask16 q_lanes, bool paired, int dtype, int round, int parts, __m512 *bad) {
     if (parts == 1) {
@@ -147,7 +147,7 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-/* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
+/* A panel of a side that is contiguous in one direction, and fp32 if it is to be rounded. */
 MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
     int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
@@ -190,7 +190,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
  * Tiles 0 to 3 are C (two by two), 4 and 5 of A, 6 and 7 of B. */
 
 /* All tiles have 16 rows of 64 bytes. Compilers' own intrinsics let stores to what is loaded here
-   move behind the load. Loading the configuration and releasing the tiles takes 135 ns. */
+   move behind the load. Configuration and release take 135 ns. */
 static void mpt__amx_bracket(bool begin) {
     struct {
         uint8_t palette, start, unused[14];
@@ -207,8 +207,8 @@ static void mpt__amx_bracket(bool begin) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 
-/* Asks Linux for the tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Counts
-   for the process, and must come before the threads that will use them. */
+/* Asks Linux for the tile registers, by arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): for
+   the process, and before the threads that use them. */
 static bool mpt__amx_request(void) {
     long result = 158;
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023l), "S"(18l) : "rcx", "r11", "memory");
@@ -290,7 +290,7 @@ static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 
-/* N: products of the parts of two values, 1 where each has one, else 4, or 3 without lo lo. */
+/* N products of the parts of two values: 1 where each has one, else 4, or 3 without lo lo. */
 #define MPT__AMX_TILE_OF(name, N) \
     static void name(MPT__TILE_TAKES) { mpt__amx_tile_of(MPT__TILE_GIVES, N); }
 #define MPT__AMX_PACK_OF(name, PARTS) \
@@ -318,8 +318,8 @@ static const mpt__gemm_level mpt__amx_fast_gemm_level =
     MPT__AMX_TABLE(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
-/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
-   in all layouts, right within 30 %. */
+/* Whether tiles are faster than FMA kernels, by ns of both: measured for sizes 4 to 1024 in all
+   layouts, right within 30 %. */
 static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
     const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
     const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
@@ -329,7 +329,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
         200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 
-/* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
+/* What is too small or too exact for tiles: AVX-512 with the rounding of this room. */
 static const mpt__gemm_level mpt__amx_other_gemm_level = {14, 32, 8, 4, 1, 384, 336, 32,
     mpt__avx512_gemm_tile, mpt__avx512_gemm_direct, MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8,
     mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot, mpt__avx512_gemm_pack, mpt__avx512_gemm_load,

@@ -1,5 +1,5 @@
 /* ----
- * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
+ * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and its kernels.
  * ---- */
 #ifndef MPT__CPU_LEVEL_AVX2_INCLUDED
 #define MPT__CPU_LEVEL_AVX2_INCLUDED
@@ -117,7 +117,7 @@ MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
     return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
 }
 
-/* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
+/* Stores the first n (any number) of 8 lanes as F32, F16 or BF16. */
 MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
     __m128i half;
     if (dtype == MPT_F32) {
@@ -153,7 +153,7 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
     *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
-/* Of the lanes of a and then b: those with even numbers to a, the others to b; and back. */
+/* The even lanes of a and then b to a, the odd ones to b; and back. */
 MPT__OP void v_split(v_f *a, v_f *b) {
     const v_f low = _mm256_permute2f128_ps(*a, *b, 0x20);
     const v_f high = _mm256_permute2f128_ps(*a, *b, 0x31);

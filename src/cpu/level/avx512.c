@@ -1,5 +1,5 @@
 /* ----
- * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
+ * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and its kernels.
  * ---- */
 #ifndef MPT__CPU_LEVEL_AVX512_INCLUDED
 #define MPT__CPU_LEVEL_AVX512_INCLUDED
@@ -42,7 +42,7 @@ MPT__OP v_f v_scale(v_f y, v_f t) {
     return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, v_sub(t, v_set(MPT__ROUND_MAGIC)));
 }
 #define MPT__OWN_SCALE
-/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+/* MPT__ROUND_BF16 in place, in fewer instructions; nan: whether there may be any. */
 MPT__OP __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
     const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
     const v_f value = _mm512_castsi512_ps(bits);
@@ -162,7 +162,7 @@ MPT__OP __m256 mpt__v16_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f
 }
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
+/* 32 elements: of bf16 the even places, then the odd ones; others as they lie. */
 MPT__OP void v_load_two(const void *p, v_f *a, v_f *b, int dtype) {
     if (dtype != MPT_BF16) {
         *a = v_load_full(p, dtype);
@@ -268,7 +268,7 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 
 /* ==== Kernels of its own ==== */
 
-/* Two registers of the table per look-up, the higher bits of the index select among the results. */
+/* Two registers of the table per look-up; the higher bits of the index select a result. */
 MPT__FN void mpt__avx512_u8_to_half(
     const uint8_t *from, uint16_t *to, size_t n, const uint16_t table[256]) {
     __m512i part[8];

@@ -3,9 +3,9 @@
  * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
  * them to bf16.
  *
- * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds to a
- * sum the product of the odd k, then that of the even one, each rounded once, with denormals as
- * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
+ * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds the
+ * product of the odd k, then that of the even one, each rounded once, with denormals as zero: the
+ * bits of two FMA. Infinity and NaN come out as IEEE says.
  *
  * MPTRAIN_EMULATE_AMX, for tests in the repository: with those two FMA, on an AVX2 level.
  * ---- */
@@ -48,7 +48,7 @@
 enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
 #define mpt__bf16x2_put_tile mpt__v16_put_tile
 
-/* A store of bf16 by its instruction, which flushes denormals as the sums do. */
+/* Stores bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__OP void mpt__bf16x2_store_as(void *p, v_f v, int64_t n, int dtype) {
     if (dtype == MPT_BF16 && n >= 16) {
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
@@ -80,8 +80,7 @@ MPT__OP v_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
     return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
-/* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
-   turns (paired). */
+/* Lanes of 16 elements at p and of 16 at q in bf16: p before q, or in turns (paired). */
 MPT__OP __m512i mpt__bf16x2_row(
     const char *p, __mmask16 p_lanes, const char *q, __mmask16 q_lanes, bool paired, int dtype) {
     __m512i row;
@@ -98,8 +97,8 @@ MPT__OP __m512i mpt__bf16x2_row(
     return _mm512_permutexvar_epi16(_mm512_or_si512(i, _mm512_slli_epi32(second, 16)), row);
 }
 
-/* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
-   width is overwritten by the next pair. */
+/* A panel of contiguous outer elements, k `step` bytes apart. What a vector has past the width is
+   overwritten by the next pair. */
 MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from, int64_t step,
     int64_t count, int64_t depth, int dtype) {
     const __mmask16 lanes[2] = {v_first(count), v_first(count - 16)};
@@ -114,7 +113,7 @@ MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *fro
     }
 }
 
-/* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
+/* Lines of K, turned to bf16 side by side, then transposed as if a pair were a float. */
 MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
     const mpt__gemm_side *side, int64_t count, int64_t depth) {
     MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
@@ -199,8 +198,7 @@ MPT__FN MPT__UNUSED void mpt__bf16x2_apart(
 #define MPT__BF16X2_STORE(i) \
     if (i < height) v_store(c + i * ldc, x##i), v_store(c + i * ldc + MPT__WIDTH, y##i);
 
-/* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
-   latter. */
+/* A whole tile of `height` rows by two vectors of floats or (HALF) of bf16, whose b[1] is read. */
 MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
     const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
     (void)rows, (void)columns;
@@ -246,8 +244,8 @@ static void mpt__bf16x2_lines_apart(MPT__TILE_TAKES) {
 #ifdef MPTRAIN_NO_CONV
 #define mpt__bf16x2_lines mpt__bf16x2_lines_apart
 #else
-/* Three neighbouring taps of rows that lie `o` elements apart, all of A's line and b->outer floats
-   apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
+/* Three neighbouring taps of rows `o` elements apart, all of A's line and b->outer floats apart in
+   B: what is broadcast is multiplied three times. `none` is for nobody. */
 #define MPT__BF16X2_TAP(A, P, Q, R) \
     { \
         const v_f s = v_word(&MPT__LINES_A##A); \
@@ -308,7 +306,7 @@ static void mpt__bf16x2_tile(MPT__TILE_TAKES) {
 }
 
 #ifndef MPTRAIN_NO_ATTENTION
-/* c = factor times the products of up to 8 rows of pairs, o floats apart, and a panel of them. */
+/* c = factor times the products of up to 8 rows of pairs, o floats apart, and their panel. */
 #define MPT__BF16X2_LINE(i) \
     x##i = v_dot2(x##i, v_set(MPT__LINES_A##i), b0); \
     y##i = v_dot2(y##i, v_set(MPT__LINES_A##i), b1);
@@ -340,7 +338,7 @@ static const mpt__gemm_level mpt__bf16x2_gemm_level = {
     MPT__BF16X2_BASE(load), mpt__bf16x2_finish, NULL, mpt__bf16x2_choose, false, true,
     MPT__BF16X2_MIDDLE};
 
-/* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
+/* Gradients of the weights of few channels are faster in fp32. */
 static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;

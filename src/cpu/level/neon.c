@@ -1,8 +1,8 @@
 /* ----
- * cpu/level/neon.c: the vector layer of NEON (AArch64), and what is made of it. Products of bf16
- * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
- * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
- * packed is 1.4 % of the instructions of a product of 256^3.
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and its kernels. Products of bf16 by later
+ * CPUs' instructions are in cpu/level/neonbf16.c. fp16's own (FMLAL) are left alone: each makes as
+ * many products as FMLA, with the same bits, and turning fp16 into fp32 while it is packed is 1.4 %
+ * of the instructions of a product of 256^3.
  * ---- */
 #ifndef MPT__CPU_LEVEL_NEON_INCLUDED
 #define MPT__CPU_LEVEL_NEON_INCLUDED

@@ -4,10 +4,10 @@
  * bf16.
  *
  * An element of a panel is a quad of bf16, of four k from a multiple of 4 on. The instruction takes
- * 2 rows and 2 columns of quads, and adds to each of 4 sums first the two products of the lower k,
- * then those of the upper ones. Each product is exact, a sum of two and what it is added to are
- * rounded to odd; what is below the smallest normal number counts as zero. Infinity and NaN come
- * out as IEEE says. Compilers agree on the instruction's name, but not on its intrinsic.
+ * 2 rows and 2 columns of quads, and adds to each of 4 sums the two products of the lower k, then
+ * those of the upper ones. Products are exact, a sum of two and what it is added to are rounded to
+ * odd; what is below the smallest normal number counts as zero. Infinity and NaN come out as IEEE
+ * says. Compilers agree on the instruction's name, but not on its intrinsic.
  * ---- */
 #ifndef MPT__CPU_LEVEL_NEONBF16_INCLUDED
 #define MPT__CPU_LEVEL_NEONBF16_INCLUDED
@@ -56,7 +56,7 @@ MPT__OP void mpt__bf16x4_line(
     if (depth > 0) vst1_u16(to, mpt__bf16x4_load(from, depth, dtype));
 }
 
-/* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
+/* A panel of lines of K; other strides and fp16 by way of fp32. */
 MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
     const char *from, int64_t count, int64_t depth) {
     float gathered[MPT__BF16X4_K];
@@ -212,7 +212,7 @@ static const mpt__gemm_level mpt__bf16x4_gemm_level = {
     mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__bf16x4_pack,
     mpt__neon_gemm_load, mpt__bf16x4_finish, NULL, mpt__bf16x4_choose, false, false, 0};
 
-/* Images that are packed for few products take more instructions than fp32 does; counted. */
+/* Images packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const bool few =

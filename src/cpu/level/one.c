@@ -1,6 +1,6 @@
 /* ----
- * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
- * CPU, whose bits the wider levels give.
+ * cpu/level/one.c: the vocabulary of single floats, and its functions: those of every CPU, whose
+ * bits the wider levels give.
  * ---- */
 #ifndef MPT__CPU_LEVEL_ONE_INCLUDED
 #define MPT__CPU_LEVEL_ONE_INCLUDED
@@ -84,8 +84,8 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
     return (mpt__real)mpt__f32_from_bits(0x7f800000u);
 }
 
-/* The functions of cpu/template/math.c, or of ground/math.c, for this type. Both sides compile; one
-   is never called. */
+/* The functions of cpu/template/math.c, or ground/math.c, for this type: both compile, one is
+   called. */
 #define MPT__REAL_FUNCTION(name, of_float, of_double) \
     static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
         return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
@@ -97,8 +97,8 @@ MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
 MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. sqrt may set errno, so a
-   loop around it keeps no number in a register, which an instruction does. */
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. As sqrt may set errno, a
+   loop around it would keep no number in a register. */
 static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) {
 #ifdef MPT__SIMD_X86
     return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));

@@ -1,10 +1,10 @@
 /* ----
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
- * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
- * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at
- * most 8; MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into
- * the second cache; and MPT__RATE, products of numbers per nanosecond.
+ * A level gives, besides its words: MPT__TILE_ROWS of its tile, and MPT__TILE_FEW and
+ * MPT__TILE_MIDDLE of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at most 8;
+ * MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into the
+ * second cache; and MPT__RATE, products of numbers per nanosecond.
  * ---- */
 #ifdef MPT__V
 #if (MPT__TILE_ROWS > MPT__WIDTH && MPT__TILE_ROWS % MPT__WIDTH != 0) || \
@@ -14,7 +14,7 @@
 
 /* ==== Edges, activations ==== */
 
-/* c[rows, columns] = or (add) += a tile that was summed beside it. */
+/* c[rows, columns] = or (add) += a tile summed beside it. */
 MPT__FN MPT__NOINLINE void v_put_tile(
     const float *from, int64_t ld, float *c, int64_t ldc, int rows, int columns, bool add) {
     for (; rows > 0; rows--, from += ld, c += ldc) {
@@ -59,7 +59,7 @@ MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
     if (i < height) v_store(to + i * ld, x##i); \
     if (i < height && wide) v_store(to + i * ld + MPT__WIDTH, y##i);
 
-/* One tile of `height` rows and one vector or two (wide), from panels, or rows of A where they
+/* A tile of `height` rows and one vector or two (wide), from panels, or rows of A where they
    lie. */
 MPT__OP void MPT__LEVEL(tile)(MPT__TILE_TAKES, int height, bool wide) {
     const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
@@ -104,9 +104,9 @@ static void MPT__LEVEL(gemm_tile)(MPT__TILE_TAKES) {
 }
 
 #ifndef MPTRAIN_NO_RESUME
-/* The same in the order of the reference: each element is one chain of products and sums, which a
-   later block of K goes on with, each rounded. With adders of their own, as on Zen 4, that takes 4
-   to 8 % longer (an MLP of 784-128-64-10, measured); with FMA units alone it is half as fast. */
+/* The same in the order of the reference: each element is one chain of rounded products and sums,
+   with which a later block of K goes on. With adders of their own, as on Zen 4, that takes 4 to 8 %
+   longer (an MLP of 784-128-64-10, measured); with FMA units alone it is half as fast. */
 MPT__OP void MPT__LEVEL(chain)(MPT__TILE_TAKES, int height, bool wide) {
     const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
     const bool whole = (how & MPT__GEMM_ROOM) || (rows == height && columns == width);
@@ -151,7 +151,7 @@ static void MPT__LEVEL(gemm_chain)(MPT__TILE_TAKES) {
 
 /* ==== B where it lies ==== */
 
-/* The last rows and columns are done twice where they fill no tile, but for columns that fill no
+/* The last rows and columns are done twice where they fill no tile, unless columns fill no
    vector. */
 #define MPT__DIRECT_STEP(i) \
     if (i < height) x##i = v_fma(v_set(MPT__LINES_A##i), b0, x##i); \
@@ -382,8 +382,8 @@ MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
 
 /* ==== Panels ==== */
 
-/* A panel whose outer elements are contiguous. A vector that reaches past the width is overwritten
-   by the next k. */
+/* A panel of contiguous outer elements. What a vector has past the width is overwritten by the next
+   k. */
 MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
     int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -402,7 +402,7 @@ MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *
             v_store(to + MPT__WIDTH, v_load_full(from + 2 * MPT__WIDTH, half));
         }
     }
-    /* What is read past the width is of the next line, and is written over. */
+    /* What is read past the width is written over. */
     if (quick && width <= MPT__WIDTH && count == width && count + side->inner >= MPT__WIDTH)
         for (; depth > 1; depth--, to += width, from += step) v_store(to, v_load_full(from, half));
     for (; depth > 0; depth--, to += width, from += step) {
@@ -441,13 +441,13 @@ MPT__FN void MPT__LEVEL(gemm_load)(
     }
 }
 
-/* K k at a time where the condition holds, with what is known spelled out. */
+/* K k at a time while the condition holds, with what is known spelled out. */
 #define MPT__PACK_RUN(CONDITION, K, PACK) \
     if (CONDITION) { \
         for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
     }
 
-/* Four lines of k of MPT__WIDTH outer elements, of which the first `left` count, transposed. */
+/* Four lines of k of MPT__WIDTH outer elements, the first `left` of which count, transposed. */
 MPT__OP void MPT__LEVEL(put_quads)(
     float *to, int width, v_f v0, v_f v1, v_f v2, v_f v3, int64_t left) {
     v_transpose4(&v0, &v1, &v2, &v3);
@@ -482,8 +482,8 @@ MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const cha
         MPT__LEVEL(pack_quads)(to, width, p, row, lines, round, left);
     }
 }
-/* A panel whose k are contiguous, at most MPT__WIDTH or a multiple of it wide; the last k, where
-   they are no 4, go by way of the stack. */
+/* A panel of contiguous k, at most MPT__WIDTH or a multiple of it wide; the last k, if no 4, by way
+   of the stack. */
 MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
     int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -541,8 +541,8 @@ MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side,
 
 /* ==== Results ==== */
 
-/* Rows that lie one behind the other are one. A bias that rows share is loaded once. store and both
-   put one vector, or two of a tile's width, as elements of dtype. */
+/* Rows one behind the other are one. A bias that rows share is loaded once. store and both put one
+   vector, or two of a tile's width, as elements of dtype. */
 MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
     int64_t j, int64_t rows, int64_t columns, int dtype, void store(void *, v_f, int64_t, int),
     void both(void *, v_f, v_f, int)) {

@@ -1,8 +1,7 @@
 /* ----
- * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and for halves of either
- * type, which a branch tells apart. What is there or wanted beside x is decided where it is used: a
- * loop for each case would not be faster, but large. X(k) are the vectors that make
- * MPT__NORM_LANES.
+ * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and halves, which a branch
+ * tells apart. What is there or wanted beside x is decided where it is used: a loop for each case
+ * would not be faster, but large. X(k) are the vectors that make MPT__NORM_LANES.
  * ---- */
 #if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
 
@@ -113,8 +112,8 @@ MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
 
 /* ==== Results and slopes ==== */
 
-/* The last vector of a row reaches back over the one before it, or, where that would count twice
-   and where it is the only one, is done by the reference. */
+/* The last vector of a row reaches back over the one before; where that would count twice, or it is
+   the only one, the reference does it. */
 MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
     const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < MPT__WIDTH ? 0 : b->n;
     const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];
@@ -295,8 +294,8 @@ MPT__OP void MPT__LEVEL(norm_columns_of)(mpt__norm_block *b, int dtype) {
 
 #if MPT__WIDTH == 16
 /* Passes, of this level alone, where their gain pays for their size. Pairs of bf16 come as two
-   vectors, those of even places and those of odd ones: so do weights, sums and bias. What is read
-   lies in pages that no cache foresees: all lines of a step are asked for. */
+   vectors, even places and odd ones, as do weights, sums and bias. What is read lies in pages that
+   no cache foresees: all lines of a step are asked for. */
 #define MPT__NORM_FETCH(p) \
     MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
@@ -308,9 +307,9 @@ MPT__OP void MPT__LEVEL(norm_columns_of)(mpt__norm_block *b, int dtype) {
 #define MPT__NORM_NEXT_SUM(k) \
     if (centred) e##k = v_sub(e##k, next_mean), s##k = v_add(s##k, e##k); \
     t##k = v_add(t##k, v_mul(e##k, e##k));
-/* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
-   compares no more than that would wait. Of floats the next row comes last: those that no cache
-   holds took 8 % longer otherwise (measured on Zen 4). */
+/* A step reads before it writes, which may be as far into a page: a CPU that first compares no more
+   than that would wait. Of floats the next row comes last: those in no cache took 8 % longer
+   otherwise (measured on Zen 4). */
 #define MPT__NORM_SLOPE_GET(k) \
     w##k = v_load(weight + k * MPT__WIDTH), dw##k = v_load(dw + k * MPT__WIDTH); \
     if (db) db##k = v_load(db + k * MPT__WIDTH);
@@ -387,8 +386,8 @@ MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
     b->total[0] = MPT__NORM_FOLD(s), b->total[1] = MPT__NORM_FOLD(t);
 }
 
-/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
-   to do without. */
+/* Columns of bf16 in pairs, down the rows, their numbers in registers; false where a word has to do
+   without. */
 #define MPT__BY_TWO(b) \
     ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
         !(b)->beyond_cache)

@@ -2,10 +2,10 @@
  * cpu/template/planes.c: convolutions of few channels whose images lie channel by channel, without
  * stride (mpt__planes, cpu/elementwise.c).
  *
- * Lines of some images are copied side by side to one strip, as floats, with zeros for the padding
- * between them that neighbours share: so vectors are full whatever the size of an image. Sums of
- * pixels that straddle two images are made and left. The order of a sum is that of channels, lines
- * and pixels of the kernel, or, of a gradient of weights, of the strip's lines and vectors.
+ * Lines of some images are copied side by side to one strip of floats, with zeros for the padding
+ * that neighbours share: so vectors are full whatever an image's size. Sums of pixels that straddle
+ * two images are left. The order of a sum is that of channels, lines and pixels of the kernel, or,
+ * of a gradient of weights, of the strip's lines and vectors.
  * ---- */
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
@@ -17,7 +17,7 @@
 #define MPT__PLANE_ROWS 4
 #endif
 
-/* Loads a vector once: gcc would load it again for each product, across lines of the cache. */
+/* Loads a vector once: gcc would load it for each product, across lines of the cache. */
 #if defined(__GNUC__) && defined(MPT__X86)
 #define MPT__PLANE_HOLD(v) __asm__("" : "+v"(v))
 #else
@@ -26,7 +26,7 @@
 
 /* ==== Strips ==== */
 
-/* Lines of all images of a channel, the first pixel of the first `left` zeros behind `to`. */
+/* Lines of all images of a channel; the first `left` zeros are behind `to`. */
 MPT__OP void MPT__LEVEL(plane_lines_of)(const mpt__planes *p, const mpt__plane_side *s, int64_t at,
     int64_t lines, int64_t left, float *to, int dtype, int round) {
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2, n = s->size[1];
@@ -48,7 +48,7 @@ MPT__OP void MPT__LEVEL(plane_lines_of)(const mpt__planes *p, const mpt__plane_s
         for (float *end = to + p->row; line < end; line += MPT__WIDTH) v_store(line, v_zero());
     }
 }
-/* Lines from `first` on of channels, the strips of each behind those of the one before. */
+/* Lines from `first` on of channels, strip behind strip. */
 MPT__FN MPT__NOINLINE void MPT__LEVEL(plane_strips)(const mpt__planes *p,
     const mpt__plane_side *s, int64_t channels, int64_t first, int64_t lines, int64_t left,
     float *to) {

@@ -1,9 +1,9 @@
 /* ----
  * cpu/template/rows.c: the routines of a vector level (mpt__routines, cpu/elementwise.c).
  *
- * Every routine does the operations of its reference in the same order, and sums have the same
- * tree: the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals
- * to zero, as moments that fade away would make them slow (cpu/template/update.c).
+ * Every routine does the operations of its reference in the same order: the bits are the same (NaN:
+ * as a class). The optimizers alone flush denormals to zero, as moments that fade away would make
+ * them slow (cpu/template/update.c).
  * ---- */
 #ifdef MPT__V
 
@@ -159,9 +159,9 @@ MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float
 
 /* ==== Moves ==== */
 
-/* In blocks of MPT__WIDTH rows and 4 columns, the last ones of a side reaching back over what is
-   done; the level below takes what is narrower. The rows of one line of memory of `to` follow each
-   other, so that a store beyond the caches fills it. */
+/* In blocks of MPT__WIDTH rows and 4 columns, the last ones of a side reaching back; the level
+   below takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
+   store beyond the caches fills it. */
 MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int64_t from_step,
                               int64_t rows, int64_t columns, void store(float *p, v_f v)) {
     for (int64_t line = 0; line < rows; line += 16) {
@@ -195,7 +195,7 @@ MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from
 }
 
 #ifndef MPT__OWN_ROWS
-/* All is inlined: what a call stores for short rows would wait among the stores of these. */
+/* All is inlined: stores of a call for short rows would wait among the stores of these. */
 MPT__OP void MPT__LEVEL(line)(char *to, const char *from, int64_t bytes, bool adds) {
     for (int64_t k = 0; k < bytes; k += 4 * MPT__WIDTH) {
         const v_f v = v_load((const float *)(const void *)(from + k));
@@ -215,8 +215,8 @@ MPT__FN void MPT__LEVEL(rows)(const mpt__rows *r) {
 /* ==== Sums of products ==== */
 
 #ifndef MPTRAIN_NO_CONV
-/* Four i share what they load of w; those past the last one repeat it, for nobody. n >= MPT__WIDTH
-   is known where it is so. */
+/* Four i share what they load of w; past the last one they repeat it. n >= MPT__WIDTH is known
+   where it is so. */
 #define MPT__PRODUCTS_LOAD(at) v_load_as(at, n, MPT_F32)
 MPT__OP void MPT__LEVEL(four_sums)(const mpt__product_sums *p, int64_t i, int64_t i1, int64_t i2,
                                    int64_t i3, int64_t c, int64_t n) {
@@ -256,7 +256,7 @@ MPT__FN void MPT__LEVEL(sum_products)(const mpt__product_sums *p) {
 
 /* ==== Squares ==== */
 
-/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
+/* A float's square is exact in double, so fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k) v_d s##k = v_no_doubles();
 #define MPT__SQUARES_ADD(k) s##k = v_add_squares(s##k, v_mul(v_load(x + i + k * MPT__WIDTH), by));
 #define MPT__SQUARES_END(k) v_add_doubles(lane + k * MPT__WIDTH, s##k);
@@ -279,8 +279,8 @@ MPT__FN void MPT__LEVEL(add_squares)(double *lane, const float *x, int64_t n, fl
 /* ==== Random numbers ==== */
 
 /* Philox 4x32-10 (ground/random.c) in 64-bit lanes of which the low words count: MPT__WIDTH / 2
-   blocks in each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round
-   r (mpt__philox_keys). */
+   blocks in each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are round r's
+   (mpt__philox_keys). */
 #define MPT__PHILOX_HALF(c, r) \
     p = v_umul(c##0, m0), q = v_umul(c##2, m1); \
     c##0 = v_uxor(v_uhigh(q), c##1, v_uset(keys[2 * r])), c##1 = q; \
