@@ -202,16 +202,11 @@ static void mpt__npz_close(mpt__npz *file) {
 }
 
 static bool mpt__npz_open(mpt__npz *file, mpt_context *ctx, const char *path) {
-    mpt__reader reader;
     mpt__zero(*file);
     file->context = ctx;
     file->path = path;
-    if (!path) return mpt__reject(ctx, ARGUMENT, "path is NULL");
-    if (!mpt__reader_open(&reader, ctx, path)) return false;
-    file->size = (size_t)reader.size;
-    file->bytes = mpt__reader_rest(&reader, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
-    mpt__reader_close(&reader);
-    return file->bytes || mpt__reject(ctx, FORMAT, "%s: the file is empty", path);
+    file->bytes = mpt__reader_whole(ctx, path, &file->size);
+    return file->bytes != NULL;
 }
 
 /* The entry "name.npy" in the directory at a zip file's end; false with an error recorded. */
@@ -296,7 +291,7 @@ mpt_tensor mpt_numpy_tensor(mpt_context *ctx, const char *path, const char *name
     mpt__npy npy;
     size_t bytes = 0;
     mpt_tensor made = mpt__null(ctx);
-    if (!mpt__enter(ctx, "mpt_numpy_tensor") || mpt__no_data_files(ctx)) return made;
+    if (!mpt__enter_files(ctx, "mpt_numpy_tensor")) return made;
     uint8_t *data = mpt__npz_open(&file, ctx, path) && mpt__npy_open(&file, name, &npy)
         ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
         : NULL;
@@ -360,7 +355,7 @@ static mpt_dataset mpt__npy_dataset(
         if (!dataset)
             mpt__release(&ctx->base, data[i], bytes[i], MPT_MEMORY_DATA);
         else
-            dataset->owned[i] = data[i], dataset->owned_bytes[i] = bytes[i];
+            mpt__dataset_own(dataset, i, data[i], bytes[i]);
     }
     if (dataset) dataset->inputs = data[0], dataset->targets = data[1];
     return mpt__dataset_publish(ctx, dataset);
@@ -369,19 +364,16 @@ static mpt_dataset mpt__npy_dataset(
 mpt_dataset mpt_npy(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
-    if (!mpt__enter(ctx, "mpt_npy") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_npy")) return mpt__dataset_handle(ctx, NULL);
     return mpt__npy_dataset(ctx, paths, names);
 }
 
 mpt_dataset mpt_npz(mpt_context *ctx, const char *path, const char *inputs, const char *targets) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
-    if (!mpt__enter(ctx, "mpt_npz") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_npz")) return mpt__dataset_handle(ctx, NULL);
     if (inputs) return mpt__npy_dataset(ctx, paths, names);
-    mpt__error(ctx, ARGUMENT, "inputs is NULL; it names an array in the .npz");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__refuse_dataset(ctx, ARGUMENT, "inputs is NULL; it names an array in the .npz");
 }
 
 /* ==== Raw numbers in files ==== */
@@ -403,8 +395,7 @@ typedef struct {
     } part[2];
 } mpt__raw;
 
-static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-    void *input, void *target, char *error) {
+static bool mpt__raw_make(MPT__MAKE_TAKES) {
     const mpt__raw *raw = (const mpt__raw *)dataset->state;
     (void)seed, (void)work;
     for (int i = 0; i < 2; i++) {
@@ -447,9 +438,8 @@ static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config
     samples.target_shape = config->target_shape;
     mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, false);
     if (!dataset) return NULL;
-    dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
-    mpt__raw *raw = (mpt__raw *)mpt__allocate(&ctx->base, dataset->owned_bytes[0], MPT_MEMORY_DATA);
-    dataset->owned[0] = raw;
+    mpt__raw *raw =
+        (mpt__raw *)mpt__dataset_room(ctx, dataset, 0, sizeof(mpt__raw) + first + second);
     for (int i = 0; raw && i < 2 && paths[i]; i++) {
         char *text = (char *)(raw + 1) + (i ? first : 0);
         memcpy(text, paths[i], i ? second : first);
@@ -471,8 +461,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config
 
 mpt_dataset mpt_raw_files(mpt_context *ctx, const mpt_raw_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(ctx, "mpt_raw_files") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_raw_files")) return mpt__dataset_handle(ctx, NULL);
     if (!config || !config->inputs)
         mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
     else

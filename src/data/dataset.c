@@ -32,6 +32,7 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_files(ctx) ((void)(ctx), false)
 #endif
+#define mpt__enter_files(ctx, call) (mpt__enter(ctx, call) && !mpt__no_data_files(ctx))
 
 /* ==== Elements ====
  *
@@ -96,8 +97,10 @@ typedef struct mpt__dataset mpt__dataset;
 
 /* Makes sample `at` of a dataset that reads files or computes. `work`: work_bytes, aligned;
    `target` may be NULL. Any thread. */
-typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-    void *input, void *target, char *error);
+#define MPT__MAKE_TAKES \
+    const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work, void *input, \
+        void *target, char *error
+typedef bool (*mpt__make_fn)(MPT__MAKE_TAKES);
 
 enum { MPT__OWNED = 4 };
 
@@ -137,6 +140,8 @@ struct mpt__dataset {
 
 MPT__HANDLES(dataset, MPT__DATASET)
 MPT__HANDLE_AT(dataset, MPT__DATASET)
+#define mpt__refuse_dataset(ctx, STATUS, ...) \
+    ((void)mpt__error(ctx, STATUS, __VA_ARGS__), mpt__dataset_handle(ctx, NULL))
 
 static void mpt__dataset_release(mpt_context *ctx, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;
@@ -150,6 +155,16 @@ static void mpt__dataset_release(mpt_context *ctx, void *object) {
     for (int i = 0; i < MPT__OWNED; i++)
         mpt__release(&ctx->base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
     mpt__host_free(ctx, dataset, sizeof *dataset);
+}
+
+static void mpt__dataset_own(mpt__dataset *dataset, int part, void *data, size_t bytes) {
+    dataset->owned[part] = data, dataset->owned_bytes[part] = bytes;
+}
+
+/* Memory of its own; NULL with an error recorded. */
+static void *mpt__dataset_room(mpt_context *ctx, mpt__dataset *dataset, int part, size_t bytes) {
+    dataset->owned_bytes[part] = bytes;
+    return dataset->owned[part] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
 }
 
 /* Gives a finished dataset (NULL: the error null) to the table, or frees it. */
@@ -381,8 +396,7 @@ static const uint8_t *mpt__data_take(mpt_context *ctx, mpt__dataset *dataset, in
     const void *from, size_t sample_bytes, bool copy) {
     size_t bytes = (size_t)dataset->count * sample_bytes;
     if (!copy || !from) return (const uint8_t *)from;
-    dataset->owned_bytes[part] = bytes;
-    dataset->owned[part] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
+    mpt__dataset_room(ctx, dataset, part, bytes);
     if (dataset->owned[part]) memcpy(dataset->owned[part], from, bytes);
     return (const uint8_t *)dataset->owned[part];
 }
@@ -424,8 +438,8 @@ mpt_dataset mpt_user_dataset(mpt_context *ctx, const mpt_user_dataset_config *co
     if (!mpt__enter(ctx, "mpt_user_dataset")) return mpt__dataset_handle(ctx, NULL);
     if (config && config->sample)
         return mpt__dataset_publish(ctx, mpt__dataset_new(ctx, config, false));
-    mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__refuse_dataset(
+        ctx, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
 }
 
 /* ==== Subsets ==== */
@@ -767,6 +781,22 @@ static uint8_t *mpt__reader_rest(
     return NULL;
 }
 
+/* A whole file, to be freed with *size; NULL with an error recorded. */
+static MPT__UNUSED uint8_t *mpt__reader_whole(mpt_context *ctx, const char *path, size_t *size) {
+    mpt__reader file;
+    uint8_t *bytes = NULL;
+    *size = 0;
+    if (!path) {
+        mpt__error(ctx, ARGUMENT, "path is NULL");
+    } else if (mpt__reader_open(&file, ctx, path)) {
+        *size = (size_t)file.size;
+        if (file.size == 0) mpt__error(ctx, FORMAT, "%s: the file is empty", path);
+        bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+        mpt__reader_close(&file);
+    }
+    return bytes;
+}
+
 /* Part of a file; false with a sentence in `error`. Any thread. */
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
     void *to, char *error) {
@@ -1005,7 +1035,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *ctx, const char *const paths[2]
         if (!dataset)
             mpt__release(&ctx->base, files[i].bytes, files[i].size, MPT_MEMORY_DATA);
         else
-            dataset->owned[i] = files[i].bytes, dataset->owned_bytes[i] = files[i].size;
+            mpt__dataset_own(dataset, i, files[i].bytes, files[i].size);
     }
     if (dataset) {
         dataset->inputs = files[0].bytes + files[0].idx.header_bytes;
@@ -1017,16 +1047,20 @@ static mpt_dataset mpt__idx_dataset(mpt_context *ctx, const char *const paths[2]
 
 mpt_dataset mpt_idx(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
-    if (!mpt__enter(ctx, "mpt_idx") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_idx")) return mpt__dataset_handle(ctx, NULL);
     if (inputs_path) return mpt__idx_dataset(ctx, paths, 0);
-    mpt__error(ctx, ARGUMENT, "inputs_path is NULL");
-    return mpt__dataset_handle(ctx, NULL);
+    return mpt__refuse_dataset(ctx, ARGUMENT, "inputs_path is NULL");
 }
 
 /* ==== MNIST ==== */
 
 #define MPT__MNIST_SIDE 28
+
+static bool mpt__split_good(mpt_context *ctx, const char *directory, mpt_split split) {
+    if (!directory) return mpt__reject(ctx, ARGUMENT, "directory is NULL");
+    return split == MPT_TRAIN || split == MPT_TEST ||
+        mpt__reject(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
+}
 
 /* The first of the names in use, plain or .gz: as published, and with a dot, as some mirrors spell
    them. One that cannot be opened is an error, no reason to take another. False with an error
@@ -1056,16 +1090,11 @@ static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split s
 mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
-    if (!mpt__enter(ctx, "mpt_mnist") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
-    if (!directory) {
-        mpt__error(ctx, ARGUMENT, "directory is NULL");
-    } else if (split != MPT_TRAIN && split != MPT_TEST) {
-        mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
-    } else if (mpt__mnist_find(ctx, directory, split, false, images) &&
-        mpt__mnist_find(ctx, directory, split, true, labels)) {
+    if (!mpt__enter_files(ctx, "mpt_mnist")) return mpt__dataset_handle(ctx, NULL);
+    if (mpt__split_good(ctx, directory, split) &&
+        mpt__mnist_find(ctx, directory, split, false, images) &&
+        mpt__mnist_find(ctx, directory, split, true, labels))
         return mpt__idx_dataset(ctx, paths, MPT__MNIST_SIDE);
-    }
     return mpt__dataset_handle(ctx, NULL);
 }
 

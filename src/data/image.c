@@ -269,8 +269,7 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
     return good;
 }
 
-static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-    void *input, void *target, char *error) {
+static bool mpt__folder_make(MPT__MAKE_TAKES) {
     const mpt__folder *folder = (const mpt__folder *)dataset->state;
     const mpt__pipeline *plan = &folder->plan;
     mpt__image_file *file = (mpt__image_file *)(void *)(work + mpt__pipeline_bytes(plan));
@@ -438,8 +437,7 @@ mpt_dataset mpt_image_folder(mpt_context *ctx, const char *folder, const mpt_ima
     mpt_image_config defaults = mpt_image_config_default();
     mpt__dataset *dataset = NULL;
     if (!config) config = &defaults;
-    if (!mpt__enter(ctx, "mpt_image_folder") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_image_folder")) return mpt__dataset_handle(ctx, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
         mpt__error(ctx, ARGUMENT, "folder is %s",
             !folder          ? "NULL"
@@ -541,10 +539,8 @@ static mpt__dataset *mpt__cifar_new(mpt_context *ctx, const char *directory, mpt
     }
     mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, true);
     if (!dataset) return NULL;
-    for (int i = 0; i < 2; i++) {
-        dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
-        dataset->owned[i] = mpt__allocate(&ctx->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
-    }
+    for (int i = 0; i < 2; i++)
+        mpt__dataset_room(ctx, dataset, i, (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD));
     if (mpt__ok(ctx) && mpt__cifar_read(ctx, directory, split, dataset)) {
         dataset->inputs = (const uint8_t *)dataset->owned[0];
         dataset->targets = (const uint8_t *)dataset->owned[1];
@@ -558,14 +554,8 @@ static mpt__dataset *mpt__cifar_new(mpt_context *ctx, const char *directory, mpt
 
 mpt_dataset mpt_cifar10(mpt_context *ctx, const char *directory, mpt_split split) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(ctx, "mpt_cifar10") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
-    if (!directory)
-        mpt__error(ctx, ARGUMENT, "directory is NULL");
-    else if (split != MPT_TRAIN && split != MPT_TEST)
-        mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
-    else
-        dataset = mpt__cifar_new(ctx, directory, split);
+    if (!mpt__enter_files(ctx, "mpt_cifar10")) return mpt__dataset_handle(ctx, NULL);
+    if (mpt__split_good(ctx, directory, split)) dataset = mpt__cifar_new(ctx, directory, split);
     return mpt__dataset_publish(ctx, dataset);
 }
 

@@ -614,8 +614,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     int64_t *order = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *order);
     int64_t *codes = order ? order + n : NULL;
     const char **texts =
-        (const char **)mpt__allocate(&ctx->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
-    dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
+        (const char **)mpt__dataset_room(ctx, dataset, 2, (size_t)n * sizeof *texts);
     for (int64_t i = 0; order && i < n; i++) order[i] = i;
     if (order && !r->fixed) mpt__sort_by(order, n, mpt__category_before, r);
     for (int64_t i = n; order && texts && i-- > 0;) {
@@ -703,8 +702,7 @@ static double mpt__column_value(
     return column->deviation > 0.0 ? (value - column->mean) / column->deviation : value;
 }
 
-static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-    void *input, void *target, char *error) {
+static bool mpt__table_make(MPT__MAKE_TAKES) {
     const mpt__table *table = (const mpt__table *)dataset->state;
     const double *row = table->fields + at * table->count;
     int64_t done[2] = {0, 0};
@@ -773,11 +771,9 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
         return NULL;
     }
     table->fields = r->fields, table->text = r->text;
-    dataset->owned[0] = table;
-    dataset->owned_bytes[0] = r->table_bytes;
-    dataset->owned[1] = r->fields;
-    dataset->owned_bytes[1] = r->field_bytes;
-    dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
+    mpt__dataset_own(dataset, 0, table, r->table_bytes);
+    mpt__dataset_own(dataset, 1, r->fields, r->field_bytes);
+    mpt__dataset_own(dataset, 3, r->text, (size_t)r->text_room);
     dataset->state = table;
     dataset->make = mpt__table_make;
     for (int64_t c = 0; c < table->count; c++) {
@@ -899,29 +895,18 @@ static mpt_dataset mpt__table_open(
 }
 
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
-    char *text = NULL;
-    mpt__reader file;
-    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
-    file.size = 0;
-    if (!path) {
-        mpt__error(ctx, ARGUMENT, "path is NULL");
-    } else if (mpt__reader_open(&file, ctx, path)) {
-        if (file.size == 0) mpt__error(ctx, FORMAT, "%s: the file is empty", path);
-        text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
-        mpt__reader_close(&file);
-    }
-    return mpt__table_open(ctx, path, text, (size_t)file.size, config);
+    size_t size;
+    if (!mpt__enter_files(ctx, "mpt_csv")) return mpt__dataset_handle(ctx, NULL);
+    char *text = (char *)mpt__reader_whole(ctx, path, &size);
+    return mpt__table_open(ctx, path, text, size, config);
 }
 
 mpt_dataset mpt_csv_memory(
     mpt_context *ctx, const char *text, size_t bytes, const mpt_table_config *config) {
-    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
-    if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
-        mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
-        return mpt__dataset_handle(ctx, NULL);
-    }
+    if (!mpt__enter_files(ctx, "mpt_csv_memory")) return mpt__dataset_handle(ctx, NULL);
+    if (!text || bytes == 0 || bytes > PTRDIFF_MAX)
+        return mpt__refuse_dataset(
+            ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
     char *copy = (char *)mpt__host_new(ctx, bytes);
     if (copy) memcpy(copy, text, bytes);
     return mpt__table_open(ctx, "text", copy, bytes, config);

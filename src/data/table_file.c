@@ -237,8 +237,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     char *text = NULL;
-    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_table_load")) return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
         mpt__error(ctx, ARGUMENT, "path is NULL");
@@ -251,12 +250,10 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
-    if (!text || bytes >= PTRDIFF_MAX) {
-        mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
-        return mpt__dataset_handle(ctx, NULL);
-    }
+    if (!mpt__enter_files(ctx, "mpt_table_load_memory")) return mpt__dataset_handle(ctx, NULL);
+    if (!text || bytes >= PTRDIFF_MAX)
+        return mpt__refuse_dataset(
+            ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
     char *copy = (char *)mpt__host_new(ctx, bytes + 1);
     if (copy) memcpy(copy, text, bytes);
     return mpt__table_opened(ctx, "text", copy, bytes);

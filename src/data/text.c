@@ -484,15 +484,13 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
-        return mpt__tokenizer_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_char_tokenizer")) return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(
     mpt_context *ctx, const char *vocabulary_path, const char *merges_path) {
-    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
-        return mpt__tokenizer_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_bpe_tokenizer")) return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
 MPT__END_REGION
@@ -728,8 +726,7 @@ typedef struct {
     char path[MPT__PATH_SIZE];
 } mpt__tokens;
 
-static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-    void *input, void *target, char *error) {
+static bool mpt__window_make(MPT__MAKE_TAKES) {
     const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
     const mpt_window_config *config = &tokens->config;
     mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
@@ -785,12 +782,11 @@ static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
     if (samples.count > 0) dataset = mpt__dataset_new(ctx, &samples, false);
     if (dataset) {
-        dataset->owned_bytes[0] = sizeof *tokens;
-        dataset->owned[0] = mpt__allocate(&ctx->base, sizeof *tokens, MPT_MEMORY_DATA);
-        if (dataset->owned[0]) {
-            memcpy(dataset->owned[0], tokens, sizeof *tokens);
-            dataset->owned[1] = (void *)(uintptr_t)tokens->bytes, dataset->owned_bytes[1] = bytes;
-            dataset->state = dataset->owned[0];
+        void *own = mpt__dataset_room(ctx, dataset, 0, sizeof *tokens);
+        if (own) {
+            memcpy(own, tokens, sizeof *tokens);
+            mpt__dataset_own(dataset, 1, (void *)(uintptr_t)tokens->bytes, bytes);
+            dataset->state = own;
             dataset->make = mpt__window_make;
             if (!tokens->bytes)
                 dataset->work_bytes = (size_t)((tokens->config.block + 1) * tokens->width);
@@ -833,8 +829,7 @@ mpt_dataset mpt_token_file(
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(ctx, "mpt_token_file") || mpt__no_data_files(ctx))
-        return mpt__dataset_handle(ctx, NULL);
+    if (!mpt__enter_files(ctx, "mpt_token_file")) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = bytes_per_token;
     if (!path || strlen(path) >= sizeof tokens.path) {

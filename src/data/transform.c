@@ -513,8 +513,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
 MPT__BEGIN_COLD
 /* ==== Datasets with steps ==== */
 
-static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
-    uint8_t *work, void *input, void *target, char *error) {
+static bool mpt__transformed_make(MPT__MAKE_TAKES) {
     const mpt__pipeline *plan = (const mpt__pipeline *)dataset->state;
     const mpt__dataset *source = dataset->source;
     uint8_t *scratch = work + mpt__pipeline_bytes(plan);
@@ -540,14 +539,12 @@ static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_c
     mpt__dataset *dataset = mpt__dataset_new(ctx, config, false);
     if (!dataset) return NULL;
     dataset->make = make;
-    dataset->owned[0] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
-    dataset->owned_bytes[0] = bytes;
-    if (!dataset->owned[0]) {
+    dataset->state = mpt__dataset_room(ctx, dataset, 0, bytes);
+    if (!dataset->state) {
         mpt__dataset_release(ctx, dataset);
         return NULL;
     }
     memcpy(dataset->owned[0], plan, sizeof *plan);
-    dataset->state = dataset->owned[0];
     return dataset;
 }
 
