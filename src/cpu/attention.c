@@ -34,7 +34,7 @@ typedef struct {
 static void mpt__cpu_embedding_each(
     const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin, int64_t end) {
     rows.begin = begin, rows.end = end;
-    if (w->call->routines->rows != NULL)
+    if (w->call->routines->rows)
         w->call->routines->rows(&rows);
     else
         mpt__rows_each(&rows, rows.adds, mpt__ref_line);

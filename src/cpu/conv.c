@@ -223,16 +223,16 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         }
         mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
     }
-    if (p->bias.data != NULL) {
+    if (p->bias.data) {
         part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
         mpt__cpu_conv_load(&part, 1, bias, columns);
     }
     for (int64_t i = 0; i < rows; i++) {
         int64_t at[2], to = (m0 + i) * p->c_row;
-        if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
-        for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
-        if (p->more != NULL) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
-        for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
+        if (p->c_image) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
+        for (int64_t j = 0; p->bias.data && j < columns; j++) sum[i][j] += bias[j];
+        if (p->more) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
+        for (int64_t j = 0; p->more && j < columns; j++) sum[i][j] += more[j];
         for (int64_t j = 0; relu && j < columns; j++)
             if (sum[i][j] <= 0) sum[i][j] = 0;
         mpt__cpu_put(&w->out, to + n0, 1, sum[i], columns);
@@ -426,7 +426,7 @@ static void mpt__depth_end(
     mpt__real block[MPT__BLOCK];
     mpt__cpu_view more = w->out;
     more.data = w->product.more;
-    if (more.data != NULL)
+    if (more.data)
         routines->binary[MPT__BINARY_ADD](x, x, mpt__cpu_in(&more, to, 1, block, m), m, 0, 0);
     if (relu) routines->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
     mpt__cpu_put(&w->out, to, 1, x, m);
@@ -447,7 +447,7 @@ static void mpt__depth_line(
     const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
     const mpt__real *tap[MPT__DEPTH_TAPS];
     mpt__product_sums p;
-    if (to != NULL) {
+    if (to) {
         pixel = mpt__gemm_pixel(to, line * g->grid[1], at);
         step = to->stride[1] * to->step[1];
     }
@@ -475,7 +475,7 @@ static void mpt__depth_line(
         p.start = p.out, p.start_step = p.out_step;
     } while (t < taps);
     const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
-    if (p.out != apart && !relu && w->product.more == NULL) return;
+    if (p.out != apart && !relu && !w->product.more) return;
     for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK)
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
@@ -545,7 +545,7 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
         mpt__cpu_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
     memset(to, 0, (size_t)channels * sizeof *to);
-    if (p->bias.data != NULL) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
+    if (p->bias.data) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
 }
 
 /* A depthwise convolution's needs for a phase; call may be NULL, where only sizes count. */

@@ -24,7 +24,7 @@ static bool mpt__conv_gemm(
     const mpt__operand *out = mpt__conv_output(conv->launch);
     const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
     unsigned dtypes = 1u << p->a.dtype | 1u << p->b.dtype | 1u << out->dtype;
-    if (p->bias.data != NULL) dtypes |= 1u << p->bias.dtype;
+    if (p->bias.data) dtypes |= 1u << p->bias.dtype;
     if ((dtypes & ~good) != 0) return false;
     memset(g, 0, sizeof *g);
     g->m = p->m, g->n = p->n, g->k = p->k;
@@ -32,12 +32,12 @@ static bool mpt__conv_gemm(
     g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
     g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
     g->c_dtype = out->dtype;
-    g->accumulate = out->access == MPT__ACCUMULATE || p->more != NULL;
+    g->accumulate = out->access == MPT__ACCUMULATE || p->more;
     g->activation = conv->launch->activation;
-    if (p->more != NULL) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
+    if (p->more) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
     g->alpha = 1.0f;
     g->batch_count = 1;
-    g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
+    g->level = level->choose && g->k > 0 ? level->choose(g) : level;
     return g->level != NULL;
 }
 
@@ -105,11 +105,11 @@ static bool mpt__conv_across(mpt__conv_rows *r) {
 static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
     const mpt__gemm_level *level = g->level;
     const int64_t tile = level->line_rows, unit = level->unit;
-    const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
+    const mpt__gemm_image *x = g->a_image ? g->a_image : g->b_image;
     r->g = g;
     r->weights = g->a_image == NULL;
     r->images = r->biases = 0;
-    if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
+    if (!x || !level->lines || c->groups != 1 || g->k == 0) return false;
     const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
     mpt__conv_lines *l = &r->lines;
     mpt__conv_lines_of(
@@ -133,7 +133,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
     r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
     int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
     if (r->weights) r->shared = g->m * g->n * l->chunks;
-    if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
+    if (g->bias.data && !g->c_image && g->c_row == g->n) {
         r->biases = r->shared;
         r->shared += pixels * g->n;
     }
@@ -224,11 +224,11 @@ static void mpt__conv_row_block(
     const bool onto_c = r->in_c && g.accumulate && g.onto == 0;
     const int how = onto_c || r->biases > 0 ? MPT__GEMM_ADD : 0;
     if (r->biases > 0) g.bias.data = NULL;
-    if (g.c_image != NULL) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
+    if (g.c_image) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
     const int64_t ldc = r->in_c ? g.c_row : g.n;
     for (int64_t i = 0; i < count; i++) {
         int64_t at[2], pixel = (line + i) * x->grid[1] * g.c_row;
-        if (g.c_image != NULL) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
+        if (g.c_image) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
         row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
         row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
         row[i].how = how;
@@ -334,7 +334,7 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
             r->lines.routines->binary[MPT__BINARY_ADD](
                 sum, sum, sum + s * g->m * g->n, count * g->n, 0, 0);
         g->level->finish(g, sum, g->n, j, 0, count, g->n);
-    } else if (g->b_image != NULL) {
+    } else if (g->b_image) {
         mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
             g->b_image, j, count, 0, g->k);
     } else {
@@ -431,10 +431,10 @@ static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
     const int64_t n = mpt__smaller_of(MPT__CONV_IMAGES, images - image);
     const int64_t j = chunk / blocks * columns, count = mpt__smaller_of(columns, g.n - j);
     float *sums = r->memory + r->shared + thread * r->own;
-    g.c_row = g.c_image != NULL ? g.c_image->image : pixels * r->g->c_row;
+    g.c_row = g.c_image ? g.c_image->image : pixels * r->g->c_row;
     for (int64_t p = 0; p < pixels; p++) {
         int64_t at[2], to = p * r->g->c_row;
-        if (g.c_image != NULL) to = mpt__gemm_pixel(g.c_image, p, at);
+        if (g.c_image) to = mpt__gemm_pixel(g.c_image, p, at);
         mpt__conv_pixel_products(r, r->memory + j / columns * r->panel, p, image, n, count, sums);
         g.c = r->g->c + (to + image * g.c_row) * mpt__dtype_info[g.c_dtype].bytes;
         g.level->finish(&g, sums, columns, 0, j, n, count);
@@ -528,7 +528,7 @@ typedef struct {
 } mpt__conv_work;
 
 static bool mpt__conv_has_no_taps(const mpt__gemm *g) {
-    return g->k == 0 && g->c_image != NULL && mpt__gemm_is_plain(g);
+    return g->k == 0 && g->c_image && mpt__gemm_is_plain(g);
 }
 
 /* False where the launch is not for this level. */

@@ -22,7 +22,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
     enum { WIDTH = 64 };
     const int bytes = mpt__dtype_info[g->c_dtype].bytes;
     const int64_t step = g->c_column * bytes;
-    if (g->c_image != NULL) {
+    if (g->c_image) {
         mpt__gemm row = *g;
         int64_t at[2];
         row.c_image = NULL;
@@ -32,7 +32,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
         }
         return;
     }
-    if (g->c_column == 1 && (g->bias.data == NULL || g->bias.inner == 1)) {
+    if (g->c_column == 1 && (!g->bias.data || g->bias.inner == 1)) {
         g->level->finish(g, sum, ld, i, j, rows, columns);
         return;
     }
@@ -44,7 +44,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
             mpt__gemm dense = *g;
             dense.c = (char *)out;
             dense.bias.data = NULL;
-            if (g->bias.data != NULL) {
+            if (g->bias.data) {
                 const mpt__gemm_side row = {(const char *)bias, MPT_F32, 0, 0, 1};
                 g->level->load(bias, mpt__gemm_at(&g->bias, i + r, j + x), g->bias.inner, n,
                     g->bias.dtype, g->bias.round);
@@ -113,13 +113,13 @@ static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
     return (void)level, false;
 #else
-    return level->direct == NULL && level->unit == 1; /* tiles have units of 2 */
+    return !level->direct && level->unit == 1; /* tiles have units of 2 */
 #endif
 }
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     if (g->accumulate && mpt__gemm_chains(g->level)) return false;
-    return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
+    return g->alpha == 1.0f && !g->bias.data && g->activation == MPT_ACTIVATION_NONE &&
         g->onto == 0;
 }
 
@@ -128,9 +128,8 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
     const int64_t unit = g->level->unit;
     return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
-        g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
-        (g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
-        (uintptr_t)g->a.data % sizeof(float) == 0;
+        g->a.round == 0 && g->a.inner == 1 && !g->a_image && (g->a.outer | g->k) % unit == 0 &&
+        g->a.outer / unit % 512 != 0 && (uintptr_t)g->a.data % sizeof(float) == 0;
 }
 
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
@@ -150,14 +149,14 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
     lay.own_a = few_columns && (g->m > g->n || !few_rows);
     lay.own_b = few_rows && !lay.own_a;
-    lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
+    lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && !g->b_image &&
         g->b.dtype == MPT_F32 && g->b.round == 0;
     lay.a_in_place = mpt__gemm_reads_a(g);
     lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
     lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
     lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
     lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
-    const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
+    const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && !g->c_image;
     const bool far_away = g->m * g->n >= MPT__GEMM_FAR;
     if (as_floats && mpt__gemm_is_plain(g)) {
         lay.home = MPT__GEMM_IN_C;
@@ -167,9 +166,9 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
         lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
     }
     lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
-        g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL && !g->accumulate &&
+        g->c_dtype == MPT_BF16 && g->c_column == 1 && !g->c_image && !g->accumulate &&
         g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
-        (g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
+        (!g->bias.data || (g->bias.outer == 0 && g->bias.inner == 1));
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -236,7 +235,7 @@ static void mpt__gemm_pack(
     const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
     const int64_t outer = (b ? p->j : p->i) + begin;
-    bool good = image != NULL
+    bool good = image
         ? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
         : level->pack(to, b, side, outer, count, p->k + k, depth);
     if (!good) mpt__atomic_store32(&p->watch->refused, 1);
@@ -280,7 +279,7 @@ typedef struct {
 } mpt__gemm_sums;
 
 static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
-    if (s->sum != NULL) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
+    if (s->sum) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
 }
 
 /* Before the first tile of a thread. */
@@ -293,8 +292,7 @@ static void mpt__gemm_begin_sums(const mpt__gemm_pass *p, mpt__gemm_sums *s) {
     s->turn = 0;
     s->sum = NULL;
     s->fetched = s->lines = 0;
-    s->far_away =
-        p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 && p->g->c_image == NULL;
+    s->far_away = p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 && !p->g->c_image;
 }
 
 /* Before the first tile of a K block. */
@@ -318,7 +316,7 @@ static void mpt__gemm_run_halves(
     const mpt__gemm_pass *p, int64_t i, int64_t j, int rows, mpt__gemm_sums *s) {
     const mpt__gemm *g = p->g;
     const int columns = g->level->columns;
-    if (g->bias.data != NULL && s->bias_at != j) {
+    if (g->bias.data && s->bias_at != j) {
         g->level->load(
             s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype, g->bias.round);
         s->bias_at = j;
@@ -413,7 +411,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
     mpt__gemm_begin_sums(p, &sums);
-    if (thread > 0 && level->bracket != NULL) level->bracket(true);
+    if (thread > 0 && level->bracket) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
             char *packed = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
@@ -442,13 +440,13 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
         }
     }
     mpt__gemm_finish_sums(p->g, &sums);
-    if (thread > 0 && level->bracket != NULL) level->bracket(false);
+    if (thread > 0 && level->bracket) level->bracket(false);
 }
 
 /* mpt__parallel, or a plain loop where there is no pool. */
 static void mpt__gemm_for(
     mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work) {
-    if (pool != NULL) {
+    if (pool) {
         mpt__parallel(pool, count, cost, fn, work);
     } else {
         for (int64_t i = 0; i < count; i++) fn(work, i, 0);
@@ -495,7 +493,7 @@ static void mpt__gemm_packed(
     p.a = workspace;
     p.b = workspace + p.lay.a;
     p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
-    if (g->level->bracket != NULL) g->level->bracket(true);
+    if (g->level->bracket) g->level->bracket(true);
     for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
         p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
         p.a_panels = mpt__gemm_panels(p.m, g->level->rows);
@@ -507,7 +505,7 @@ static void mpt__gemm_packed(
             }
         }
     }
-    if (g->level->bracket != NULL) g->level->bracket(false);
+    if (g->level->bracket) g->level->bracket(false);
 }
 
 /* ==== The direct road ==== */
@@ -538,7 +536,7 @@ static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
 /* Whether the direct road is open and pays; measured. */
 static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
     *dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
-    if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
+    if (!g->level->direct || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
     if (g->a_image || g->b_image || g->c_image) return false;
     /* Pairs of halves are worth packing for all but the least. */
     if (g->level->element == 2 && g->m > 2 && g->n > MPT__GEMM_DIRECT_WIDTH && g->k > 4 &&
@@ -702,7 +700,7 @@ static void mpt__gemm_fold_batch(mpt__gemm *g) {
         const int64_t *s = g->batch_stride[last];
         if (g->batch_size[last] != 1 &&
             (s[1] != 0 || s[0] != g->m * g->a.outer || s[3] != g->m * g->c_row ||
-                (g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
+                (g->bias.data && s[2] != g->m * g->bias.outer))) {
             return;
         }
         g->m *= g->batch_size[last];
@@ -765,7 +763,7 @@ static bool mpt__gemm_read(
             g->batch_stride[i][0] = g->batch_stride[i][1], g->batch_stride[i][1] = stride;
         }
     }
-    g->level = level->choose != NULL ? level->choose(g) : level;
+    g->level = level->choose ? level->choose(g) : level;
     return g->level != NULL;
 }
 
@@ -818,7 +816,7 @@ static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
         chunk /= g.batch_size[i];
         g.a.data += at * g.batch_stride[i][0] * mpt__dtype_info[g.a.dtype].bytes;
         g.b.data += at * g.batch_stride[i][1] * mpt__dtype_info[g.b.dtype].bytes;
-        if (g.bias.data != NULL)
+        if (g.bias.data)
             g.bias.data += at * g.batch_stride[i][2] * mpt__dtype_info[g.bias.dtype].bytes;
         g.c += at * g.batch_stride[i][3] * mpt__dtype_info[g.c_dtype].bytes;
     }
@@ -850,13 +848,13 @@ static bool mpt__gemm_tiny(
     const mpt__operand *a = launch->operand, *b = a + 1, *c = a + 3;
     const int64_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
     const bool dots = a->stride[1] == 1 && b->stride[0] == 1 && b->stride[1] != 1;
-    if (level->direct == NULL || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
+    if (!level->direct || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
         launch->imm[0] != 1.0 || launch->index[0] != 0 || launch->compute_dtype != MPT_F32 ||
         a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST || n > MOST ||
         k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
         !(dots || b->stride[1] == 1) || !(m <= 16 || n <= 16 || (k <= 32 && !dots)))
         return false;
-    if (data == NULL) return true;
+    if (!data) return true;
     const mpt__gemm_side as = {(const char *)data[0], MPT_F32, 0, a->stride[0], a->stride[1]};
     const mpt__gemm_side bs = {(const char *)data[1], MPT_F32, 0, b->stride[1], b->stride[0]};
     mpt__gemm_direct_sums(level, dots, k, &as, m, &bs, n, (float *)data[3], c->stride[0]);

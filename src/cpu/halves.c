@@ -35,7 +35,7 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
     const mpt__operand *o = call->launch->operand;
     const int64_t n = mpt__cpu_numel(o);
     mpt__real *out = (mpt__real *)call->data[last];
-    if (n < MPT__BEYOND_CACHE || call->routines->stream == NULL || (uintptr_t)out % 64 != 0 ||
+    if (n < MPT__BEYOND_CACHE || !call->routines->stream || (uintptr_t)out % 64 != 0 ||
         o[last].access != MPT__WRITE ||
         !call->routines->stream(call->launch->function, out, out, out, 0, 0))
         return false;
@@ -136,7 +136,7 @@ static void mpt__cpu_lookup_body(
 }
 
 static bool mpt__cpu_looks_up(const mpt__cpu_call *call) {
-    return call->workspace != NULL && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
+    return call->workspace && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
 }
 
 static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int operands) {
@@ -175,7 +175,7 @@ static void mpt__cpu_gate_body(
 
 static bool mpt__cpu_gates(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
-    return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate != NULL &&
+    return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate &&
         mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
         o[2].access == MPT__WRITE;
 }

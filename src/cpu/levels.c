@@ -210,7 +210,7 @@ static uint32_t mpt__cpu_granted_features(bool amx) {
 static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features, bool amx) {
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
-    if (level == NULL) {
+    if (!level) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
             "auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
         return false;
@@ -332,10 +332,10 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
     for (const mpt__cpu_level *level = mpt__cpu_levels; level <= last; level++) {
         const bool runs = level == last || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (!level->built || !runs) continue;
-        if (level->routines != NULL) cpu->routines = level->routines;
+        if (level->routines) cpu->routines = level->routines;
         cpu->backend->planes = cpu->routines->planes != NULL;
 #ifdef MPT__HAS_GEMM
-        if (level->gemm == NULL) continue;
+        if (!level->gemm) continue;
         mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
         mpt__cpu_add_convs(cpu, level->gemm);
 #ifndef MPTRAIN_NO_RECURRENT
@@ -343,8 +343,7 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 #endif
     }
-    if (cpu->routines->copy_halves != NULL)
-        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
+    if (cpu->routines->copy_halves) mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
 #if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_ATTENTION)
     for (int k = MPT__K_ATTENTION; k <= MPT__K_ATTENTION_DKV; k++)
         if (cpu->isa == MPT_ISA_AVX512_BF16) cpu->kernel[k].run = mpt__bf16x2_attention;
@@ -360,9 +359,9 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
         if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
     }
-    if (best == NULL) return true;
+    if (!best) return true;
     mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
-    if (own == NULL) return false;
+    if (!own) return false;
     *own = *best->routines;
     own->sum_products = mpt__ref_routines.sum_products;
     own->flushes = mpt__ref_routines.flushes;
@@ -387,7 +386,7 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(
     if (isa == MPT_ISA_AUTO) isa = mpt__cpu_best(features, amx);
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
     mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
-    if (cpu == NULL) return base->status;
+    if (!cpu) return base->status;
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
 #if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
@@ -403,7 +402,7 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(
 MPT__SHARED mpt__pool *mpt__cpu_lends(
     const mpt__backend *backend, const mpt__convert_table **convert) {
     const mpt__cpu *cpu = (const mpt__cpu *)backend->self;
-    if (cpu->routines != NULL) *convert = cpu->routines->convert;
+    if (cpu->routines) *convert = cpu->routines->convert;
     return cpu->pool;
 }
 

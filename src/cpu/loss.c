@@ -24,10 +24,10 @@ typedef struct {
 static int64_t mpt__cpu_loss_operand(
     const mpt__cpu_call *call, int operand, mpt__cpu_view *view, int64_t stride[2]) {
     const mpt__operand *o = &call->launch->operand[operand];
-    bool present = call->data[operand] != NULL && o->rank > 0;
+    bool present = call->data[operand] && o->rank > 0;
     int64_t first = present ? o->stride[0] : 0;
     *view = mpt__cpu_view_of(call, operand);
-    if (stride != NULL) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
+    if (stride) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
     return first;
 }
 
@@ -38,7 +38,7 @@ static int64_t mpt__cpu_target(const mpt__cpu_loss_work *w, int64_t row) {
 }
 
 static mpt__real mpt__cpu_class_weight(const mpt__cpu_loss_work *w, int64_t c) {
-    return w->weight.data != NULL ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
+    return w->weight.data ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
 }
 
 /* Adds up, over the classes, weight (log_sum - x), log_sum relative to `most`; of a NULL x, the
@@ -52,12 +52,12 @@ static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__c
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
         const mpt__real *by = weight, *addend = x;
-        if (w->weight.data != NULL)
+        if (w->weight.data)
             by = mpt__cpu_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
-        if (view != NULL) {
+        if (view) {
             mpt__cpu_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
             for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
-            if (w->weight.data != NULL) routines->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
+            if (w->weight.data) routines->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
         } else {
             addend = by;
         }
@@ -207,7 +207,7 @@ static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_lo
     mpt__real p[MPT__BLOCK], smooth = w->smoothing / (mpt__real)w->classes;
     mpt__cpu_lines from = mpt__cpu_loss_lines(&w->x, w->x_stride, rows->row);
     const mpt__real *x = mpt__cpu_lines_in(&from, lines, at, n, p);
-    if (w->log_sum.data != NULL) {
+    if (w->log_sum.data) {
         mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, x, rows->most, lines, n);
         mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
         x = p;
@@ -238,7 +238,7 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
         int64_t sums = (rows->row + r) * w->log_sum_stride[0];
         rows->scale[r] = t < 0 ? 0 : (1 - w->smoothing) * mpt__cpu_class_weight(w, t);
         rows->g[r] = t < 0 ? 0 : mpt__cpu_row_gradient(w, rows->row + r);
-        if (w->log_sum.data == NULL) continue;
+        if (!w->log_sum.data) continue;
         rows->most[r] = mpt__cpu_get_one(&w->log_sum, sums);
         rows->log_sum[r] = mpt__cpu_get_one(&w->log_sum, sums + w->log_sum_stride[1]);
     }
@@ -293,8 +293,7 @@ static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) 
         mpt__cpu_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
         w.smoothing = (mpt__real)call->launch->imm[0];
     }
-    w.weight_sum =
-        w.weight.data != NULL ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
+    w.weight_sum = w.weight.data ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
     mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
         w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
         mpt__cpu_loss_backward_chunk, &w);
@@ -429,9 +428,8 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
         mpt__real *out =
             w->sums ? result : mpt__cpu_place(&w->walk[w->out], &at[w->out], result, n);
         run(routines, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
-        if (in[4] != NULL) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
-        if (w->by >= 0 && in[4] == NULL)
-            routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
+        if (in[4]) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
+        if (w->by >= 0 && !in[4]) routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
         if (w->sums) {
             mpt__cpu_sum_add(&sum, out, n);
         } else {

@@ -110,12 +110,11 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 /* A level's routines for rows of lanes: all parts are computed with where they lie, and there are
    no others than x and dy. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-    return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
-        w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+    return w->routines->norm_next && w->direct && w->along_c && !w->of_channels && w->lines == 1 &&
+        w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
         w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
         w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
-        (w->view[w->back ? 3 : 6].data == NULL ||
-            mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+        (!w->view[w->back ? 3 : 6].data || mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
         mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
@@ -126,10 +125,10 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     int dtype = MPT_DTYPE_NONE;
     for (int k = 0; k < MPT__PARTS; k++) {
         const int at = mpt__norm_parts[w->back][k];
-        w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
+        w->part[k] = at >= 0 && w->view[at].data ? at : -1;
     }
     if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
-    if (!w->back && w->view[5].data != NULL) w->part[MPT__PART_X] = 5;
+    if (!w->back && w->view[5].data) w->part[MPT__PART_X] = 5;
     w->direct = true;
     for (int k = 0; k < MPT__PARTS; k++) {
         if (w->part[k] < 0) continue;
@@ -156,7 +155,7 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
     w->beyond_cache = mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
-        w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
+        w->data[MPT__PART_OUT] && !w->adds && w->length % 32 == 0 &&
         (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
              (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
             63) == 0;
@@ -178,7 +177,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
             mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
             if (each) one.sum[0] = one.sum[1] = NULL;
             for (int k = 0; k < MPT__PARTS; k++) {
-                if (b->data[k] == NULL) continue;
+                if (!b->data[k]) continue;
                 const mpt__cpu_view *view = &w->view[w->part[k]];
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
                 const int64_t place = at[k] + r * by[k] + i * step;
@@ -191,7 +190,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
             }
             word(&one);
             for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
-                if (b->data[k] == NULL) continue;
+                if (!b->data[k]) continue;
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
                 mpt__cpu_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
                     (const mpt__real *)(const void *)one.data[k], n);
@@ -268,7 +267,7 @@ static double mpt__norm_wide(
     double total = 0, middle = 0;
     for (int d = 0; d < 4; d++) at += from[d] * stride[d];
     for (int pass = mean == NULL; pass < 2; pass++) {
-        if (pass == 1 && mean != NULL) middle = total / (double)(rows * n), total = 0;
+        if (pass == 1 && mean) middle = total / (double)(rows * n), total = 0;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0, m; i < n; i += m) {
                 m = mpt__cpu_min(MPT__BLOCK, n - i);
@@ -280,7 +279,7 @@ static double mpt__norm_wide(
                 }
             }
     }
-    if (mean != NULL) *mean = (mpt__real)middle;
+    if (mean) *mean = (mpt__real)middle;
     return total;
 }
 
@@ -299,13 +298,13 @@ static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], 
     int64_t rows = w->lines, n = w->length;
     memset(&b, 0, sizeof b);
     b.mean = &some;
-    if (mean != NULL) {
+    if (mean) {
         const int64_t lines = (rows + 15) / 16, length = lines < 2 ? MPT__NORM_SOME(n) : n;
         mpt__norm_total(w, &b, from, lines, length, MPT__PART_BIT(X), total);
         some = (mpt__real)(total[0] / (double)(lines * length));
     }
     mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
-    if (mean != NULL) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
+    if (mean) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
     return mpt__norm_is_lost(total[1], w->eps) ? mpt__norm_wide(w, from, rows, n, mean) : total[1];
 }
 
@@ -329,8 +328,7 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
 /* n numbers of an operand, or `otherwise` where it is absent. */
 static void mpt__norm_get(
     const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = view->data != NULL ? mpt__cpu_get_one(view, i) : otherwise;
+    for (int64_t i = 0; i < n; i++) to[i] = view->data ? mpt__cpu_get_one(view, i) : otherwise;
 }
 
 /* Lines of weights for each element that go at once. */
@@ -343,16 +341,16 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     mpt__real mean = 0, means[MPT__NORM_FOUR], rstds[MPT__NORM_FOUR];
     mpt__norm_block b;
     from[0] = n, from[1] = g;
-    if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-    double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
+    if (w->view[1].data) mpt__norm_add(w, n, g);
+    double squares = mpt__norm_moments(w, from, w->view[6].data ? &mean : NULL);
     const mpt__real rstd = mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
-    if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
+    if (w->view[6].data) mpt__cpu_put_one(&w->view[6], at, mean);
     mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
     b.mode = MPT__NORM_LINES;
     for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
     b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
-    b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
+    b.bias = w->view[3].data ? w->bias + c : NULL;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
         b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
@@ -382,7 +380,7 @@ static void mpt__norm_back(
     for (int k = 0; k < 4; k++)
         for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
     b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
-    for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
+    for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data ? gradient[k] : NULL;
     b.n = w->length;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
         b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
@@ -449,7 +447,7 @@ static void mpt__norm_number(
     const double root = (double)of[MPT__OF_RSTD][c], rstd = lost ? 1 : root;
     of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
     of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
-    if (sum == NULL) return;
+    if (!sum) return;
     of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
     of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * root * root * rstd / n);
 }
@@ -568,7 +566,7 @@ static void mpt__norm_passes(
     const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
     mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
     mpt__real *const rstds = (mpt__real *)w->view[w->back ? 4 : 7].data;
-    const bool adds = !w->back && w->view[1].data != NULL;
+    const bool adds = !w->back && w->view[1].data;
     MPT__ALIGN(64) mpt__real kept[MPT__NORM_KEPT];
     mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0; /* of n and n + 1 */
     mpt__norm_block b, some;
@@ -577,8 +575,8 @@ static void mpt__norm_passes(
     some = b;
     some.n = MPT__NORM_SOME(w->length), some.mean = &zero;
     b.n = w->length, b.beyond_cache = w->beyond_cache;
-    b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
-    b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
+    b.bias = w->view[3].data ? w->paired[1] : NULL;
+    b.sum[0] = gradient[0], b.sum[1] = w->view[8].data ? gradient[1] : NULL;
     for (int64_t n = begin - ahead; n < end; n++) {
         const int64_t next = mpt__cpu_min(n + ahead, end - 1), now = n < begin ? next : n;
         mpt__real *number = numbers[n & 1];
@@ -587,9 +585,9 @@ static void mpt__norm_passes(
             b.data[k] = w->data[k] + now * w->bytes[k][MPT__NORM_N];
             b.next[k] = some.data[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
         }
-        if (means != NULL && w->back) {
+        if (means && w->back) {
             b.next_mean = means[next];
-        } else if (means != NULL) {
+        } else if (means) {
             w->routines->norm_sums(&some);
             b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
         }
@@ -599,7 +597,7 @@ static void mpt__norm_passes(
             w->routines->norm_sums(&b);
         } else {
             char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
-            b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
+            b.mean = means ? &number[0] : NULL, b.weight = w->paired[0];
             b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
             b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
             (w->back ? w->routines->norm_slope_next : w->routines->norm_next)(&b);
@@ -612,17 +610,17 @@ static void mpt__norm_passes(
         number = numbers[next & 1];
         number[0] = b.next_mean;
         if (w->back) {
-            if (means != NULL) number[2] = (mpt__real)(total[0] / count);
+            if (means) number[2] = (mpt__real)(total[0] / count);
             number[1] = rstds[next];
             number[3] = (mpt__real)(total[1] * (double)number[1] / count);
             continue;
         }
-        if (means != NULL) total[1] = mpt__norm_squares(total, count, &number[0]);
+        if (means) total[1] = mpt__norm_squares(total, count, &number[0]);
         if (mpt__norm_is_lost(total[1], w->eps)) {
             const int64_t from[4] = {next, 0, 0, 0};
-            total[1] = mpt__norm_wide(w, from, 1, w->length, means != NULL ? &number[0] : NULL);
+            total[1] = mpt__norm_wide(w, from, 1, w->length, means ? &number[0] : NULL);
         }
-        if (means != NULL) means[next] = number[0];
+        if (means) means[next] = number[0];
         rstds[next] = number[1] = mpt__norm_rstd(total[1] / count, w->eps);
     }
 }
@@ -640,9 +638,9 @@ static void mpt__norm_groups_task(
         row * size <= MPT__NORM_NEAR;
     int64_t most = MPT__NORM_NEAR / size;
     if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
-    const bool past = w->direct && w->routines->norm_next != NULL && !w->back && !w->adds &&
-        w->dtype != MPT_F16 && w->data[MPT__PART_OUT] != NULL && !w->relu &&
-        w->part[MPT__PART_MORE] < 0 && w->length * size >= MPT__NORM_LONG &&
+    const bool past = w->direct && w->routines->norm_next && !w->back && !w->adds &&
+        w->dtype != MPT_F16 && w->data[MPT__PART_OUT] && !w->relu && w->part[MPT__PART_MORE] < 0 &&
+        w->length * size >= MPT__NORM_LONG &&
         mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
     if (past) most = MPT__NORM_PAST / size;
     const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
@@ -721,7 +719,7 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__cpu_view *to = &w->view[7 + task % 2];
     mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
     (void)thread;
-    if (to->data == NULL) return;
+    if (!to->data) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
             w->routines->binary[MPT__BINARY_ADD](
@@ -922,11 +920,11 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
             b->of[MPT__OF_RSTD][c] = mpt__norm_rstd(sum[1] / count, w->eps);
             mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
             mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-            if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
+            if (w->view[8].data) mpt__cpu_put_one(&w->view[8], c, variance);
         } else {
             for (int k = 0; k < 2; k++) {
                 const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
-                if (w->view[7 + k].data != NULL)
+                if (w->view[7 + k].data)
                     mpt__cpu_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
@@ -1010,7 +1008,7 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
 /* Numbers of all channels where they lie, or converted. */
 static const mpt__real *mpt__norm_numbers(
     const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
-    if (view->data != NULL && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
+    if (view->data && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
     mpt__norm_get(view, to, otherwise, n);
     return to;
 }
@@ -1020,7 +1018,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     mpt__norm_setup(&w, call->launch);
     w.routines = call->routines;
     for (int k = 0; k < MPT__MAX_OPERANDS; k++)
-        if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
+        if (call->data[k]) w.view[k] = mpt__cpu_view_of(call, k);
     mpt__norm_find_parts(&w);
     int64_t groups = mpt__norm_channels(&w);
     int64_t all = mpt__cpu_times(mpt__cpu_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);

@@ -100,8 +100,7 @@ static void mpt__planes_weights(const mpt__planes_work *w) {
     float *to = w->memory, *from = to + w->numel, *biases = from + w->numel;
     mpt__conv_floats(w->call->routines, &weights, 0, from, w->numel);
     memset(biases, 0, (size_t)(p->out * c->groups) * sizeof *biases);
-    if (bias.data != NULL)
-        mpt__conv_floats(w->call->routines, &bias, 0, biases, p->out * c->groups);
+    if (bias.data) mpt__conv_floats(w->call->routines, &bias, 0, biases, p->out * c->groups);
     for (int64_t g = 0; g < c->groups; g++, from += p->out * p->in * taps) {
         for (int64_t o = 0, n; o < p->out; o += n) {
             n = mpt__plane_rows(p->out - o);
@@ -130,7 +129,7 @@ static mpt__planes mpt__planes_task(
                             group * channels * side[s]->size[0] * side[s]->size[1]) *
             mpt__dtype_info[side[s]->dtype].bytes;
         side[s]->data += at;
-        if (side[s]->gate != NULL) side[s]->gate += at;
+        if (side[s]->gate) side[s]->gate += at;
         if (s == 1) p.to += at;
     }
     p.room = w->memory + w->shared + thread * w->own;

@@ -11,14 +11,14 @@
 /* ==== The reference level ==== */
 
 static mpt__real mpt__ref_cell_sum(const mpt__cell_block *b, int gate, int64_t i) {
-    mpt__real x = b->state[gate] != NULL ? b->state[gate][i] : 0;
-    return b->bias[gate] != NULL ? x + b->bias[gate][i] : x;
+    mpt__real x = b->state[gate] ? b->state[gate][i] : 0;
+    return b->bias[gate] ? x + b->bias[gate][i] : x;
 }
 
 static void mpt__ref_cell(const mpt__cell_block *b) {
     mpt__real a[4], p[4];
     for (int64_t i = 0; i < b->n; i++) {
-        mpt__real before = b->before != NULL ? b->before[i] : 0;
+        mpt__real before = b->before ? b->before[i] : 0;
         for (int g = 0; g < b->gates; g++) {
             p[g] = mpt__ref_cell_sum(b, g, i);
             a[g] = b->cell == MPT__CELL_GRU && g == 2 ? b->in[g][i] : b->in[g][i] + p[g];
@@ -28,7 +28,7 @@ static void mpt__ref_cell(const mpt__cell_block *b) {
             b->after[i] = before;
         } else if (b->cell == MPT__CELL_GRU) {
             b->h[i] = mpt__real_gru(a, p[2], before);
-            if (b->after != NULL) b->after[i] = p[2];
+            if (b->after) b->after[i] = p[2];
         } else {
             a[0] = b->cell == MPT__CELL_TANH ? mpt__real_tanh(a[0]) : mpt__real_relu(a[0]);
             b->h[i] = a[0];
@@ -40,9 +40,9 @@ static void mpt__ref_cell(const mpt__cell_block *b) {
 static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
     mpt__real a[4], p, dh;
     for (int64_t i = 0; i < b->n; i++) {
-        mpt__real before = b->before != NULL ? b->before[i] : 0;
+        mpt__real before = b->before ? b->before[i] : 0;
         for (int g = 0; g < b->gates; g++) a[g] = b->in[g][i];
-        dh = b->dy != NULL ? b->dy[i] + b->dh[i] : b->dh[i];
+        dh = b->dy ? b->dy[i] + b->dh[i] : b->dh[i];
         b->dh[i] = 0;
         if (b->cell == MPT__CELL_LSTM) {
             b->dc[i] = mpt__real_lstm_slopes(a, before, b->kept[i], dh, b->dc[i]);
@@ -89,24 +89,24 @@ static int64_t mpt__cell_place(const mpt__cell_part *part, int k, int gate) {
 /* Part `gate` of operand k; NULL: absent. */
 static const mpt__real *mpt__cell_in(mpt__cell_part *part, int k, int gate) {
     const mpt__cpu_view *view = &part->w->view[k];
-    if (view->data == NULL) return NULL;
+    if (!view->data) return NULL;
     return mpt__cpu_in(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++], part->n);
 }
 
 static mpt__real *mpt__cell_out(mpt__cell_part *part, int k, int gate) {
     const mpt__cpu_view *view = &part->w->view[k];
-    if (view->data == NULL) return NULL;
+    if (!view->data) return NULL;
     return mpt__cpu_out(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++]);
 }
 
 static void mpt__cell_put(const mpt__cell_part *part, int k, int gate, const mpt__real *x) {
-    if (x != NULL) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
+    if (x) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
 }
 
 /* Operand `to`, if there, = operand `from`, or 0 without one. */
 static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
     static const mpt__real none[MPT__CELL_BLOCK] = {0};
-    if (part->w->view[to].data == NULL) return;
+    if (!part->w->view[to].data) return;
     for (int g = 0; g < gates; g++) {
         part->used = 0;
         const mpt__real *x = from < 0 ? NULL : mpt__cell_in(part, from, g);
@@ -144,7 +144,7 @@ static void mpt__cell_forward(mpt__cell_part *part, bool over) {
     for (int g = 0; g < w->gates; g++) mpt__cell_put(part, 0, g, b.out[g]);
     mpt__cell_put(part, 4, 0, b.after);
     mpt__cell_put(part, 5, 0, b.h);
-    if (w->view[7].data != NULL)
+    if (w->view[7].data)
         mpt__cpu_put_block(&w->view[7], mpt__cell_place(part, 7, 0), 1, b.h, part->n);
 }
 
@@ -164,7 +164,7 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
     for (int g = 0; g < w->gates; g++) b.out[g] = mpt__cell_out(part, 1, g);
     if (w->cell == MPT__CELL_CARRY) {
         for (int64_t i = 0; i < b.n; i++) {
-            b.out[0][i] = b.dy != NULL ? b.dy[i] + b.dh[i] : b.dh[i];
+            b.out[0][i] = b.dy ? b.dy[i] + b.dh[i] : b.dh[i];
             b.dh[i] = 0;
         }
     } else {
@@ -173,7 +173,7 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
             b.more[g] = mpt__cell_out(part, 2, g);
         b.before = mpt__cell_in(part, 3, 0);
         b.kept = mpt__cell_in(part, 4, 0);
-        if (w->view[7].data != NULL)
+        if (w->view[7].data)
             b.dc = mpt__cpu_edit(
                 &w->view[7], mpt__cell_place(part, 7, 0), part->room[part->used++], part->n);
         w->routines->cell_slopes(&b);
@@ -190,7 +190,7 @@ static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
     mpt__cell_part part;
     (void)thread;
     part.w = w, part.row = row;
-    bool over = w->view[lengths].data != NULL &&
+    bool over = w->view[lengths].data &&
         mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;
     for (part.at = 0; part.at < w->hidden; part.at += part.n) {
         part.n = mpt__cpu_min(w->hidden - part.at, MPT__CELL_BLOCK);

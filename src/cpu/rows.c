@@ -226,7 +226,7 @@ static mpt__real mpt__cpu_wide_squares(
     const mpt__cpu_reduce_work *w, const mpt__launch *launch, int64_t output) {
     mpt__cpu_cursor at;
     double mean = 0;
-    if (w->mean.data != NULL) {
+    if (w->mean.data) {
         mpt__cpu_loop means;
         mpt__cpu_loop_over(&means, &launch->operand[2]);
         mpt__cpu_start(&at, &means, output);
@@ -390,9 +390,9 @@ static void mpt__cpu_argmax_line(
     from = mpt__cpu_argmax_part(w, offset, part, x, mpt__cpu_min(PART, w->n - part));
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
-    if (w->walk[1].view.data != NULL)
+    if (w->walk[1].view.data)
         mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
-    if (w->walk[2].view.data != NULL)
+    if (w->walk[2].view.data)
         mpt__cpu_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
 
@@ -424,7 +424,7 @@ static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64
     int64_t block[MPT__BLOCK];
     mpt__cpu_loop loop;
     mpt__cpu_cursor at;
-    if (call->data[operand] == NULL || call->scalars[MPT__SLOT_ERROR].i != 0) return;
+    if (!call->data[operand] || call->scalars[MPT__SLOT_ERROR].i != 0) return;
     mpt__cpu_loop_init(&loop);
     for (int d = 0; d < o->rank; d++)
         if (o->stride[d] != 0 || o->shape[d] == 0)
@@ -462,7 +462,7 @@ static void mpt__cpu_scatter_axis(const mpt__cpu_call *call) {
 static int64_t mpt__cpu_index_at(
     const mpt__cpu_axis_work *w, int k, const int64_t *offset, int64_t j, int64_t r) {
     const mpt__cpu_walk *walk = &w->walk[k];
-    if (walk->view.data == NULL) return w->first + w->step * j;
+    if (!walk->view.data) return w->first + w->step * j;
     int64_t at = offset[k] + j * w->stride[k] + r * mpt__cpu_inner(&walk->loop);
     int64_t index = mpt__cpu_get_integer(&walk->view, at);
     return index >= 0 && index < w->size ? index : -1;
@@ -471,7 +471,7 @@ static int64_t mpt__cpu_index_at(
 /* Lines that share their indices go together, others one by one. */
 static int64_t mpt__cpu_index_run(const mpt__cpu_axis_work *w, int k, int64_t lines) {
     const mpt__cpu_walk *walk = &w->walk[k];
-    return walk->view.data == NULL || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
+    return !walk->view.data || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
 }
 
 /* Elements along a line at indices in equal steps, many at a time. */
@@ -491,7 +491,7 @@ static void mpt__cpu_gather_lines(
     const mpt__cpu_walk *from = &w->walk[0], *to = &w->walk[2];
     const int64_t run = mpt__cpu_index_run(w, 1, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
-    const bool along = w->walk[1].view.data == NULL && w->stride[0] == 1;
+    const bool along = !w->walk[1].view.data && w->stride[0] == 1;
     mpt__real block[MPT__BLOCK];
     for (int64_t r = 0; along && r < lines; r++)
         mpt__cpu_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
@@ -898,7 +898,7 @@ static void mpt__cpu_softmax_run(const mpt__cpu_call *call, int operands, double
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
     w.line = operands == 2 ? mpt__cpu_softmax_lines : mpt__cpu_softmax_backward_lines;
-    w.dense = call->routines->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
+    w.dense = call->routines->softmax && o[0].shape[axis] > MPT__SHORT_LINE &&
         o[0].shape[axis] <= MPT__SUM_CHUNK;
     for (int k = 0; k < operands; k++)
         w.dense = w.dense && mpt__cpu_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
@@ -915,7 +915,7 @@ static void mpt__cpu_softmax_backward(const mpt__cpu_call *call) {
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
 static MPT__INLINE mpt__real *mpt__cpu_norm_row(const mpt__norm_block *b, int part, int64_t r) {
-    return b->data[part] == NULL ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
+    return !b->data[part] ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
 }
 
 static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
@@ -924,7 +924,7 @@ static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r
 }
 
 static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
-    return p != NULL ? p + i : NULL;
+    return p ? p + i : NULL;
 }
 /* The numbers of element i of row r; a total has one mean. */
 static void mpt__norm_begin_at(
@@ -933,7 +933,7 @@ static void mpt__norm_begin_at(
     one->mean = mpt__norm_from(b->mean, of), one->rstd = mpt__norm_from(b->rstd, of);
     one->shift = mpt__norm_from(b->shift, of), one->slope = mpt__norm_from(b->slope, of);
     one->weight = mpt__norm_from(b->weight, c), one->bias = mpt__norm_from(b->bias, c);
-    for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+    for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] ? b->sum[k] + c : NULL;
 }
 
 /* Lanes in halves; then they begin anew. */
@@ -949,7 +949,7 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
     const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY] != NULL;
     mpt__real lane[2 * MPT__NORM_LANES];
     memset(lane, 0, sizeof lane);
-    if (b->lane != NULL) memcpy(lane, b->lane, sizeof lane);
+    if (b->lane) memcpy(lane, b->lane, sizeof lane);
     for (int64_t r = 0; r < b->rows; r++) {
         const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
         for (int64_t i = 0; i < b->n; i++) {
@@ -958,11 +958,11 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
             lane[i % MPT__NORM_LANES] += g;
             lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * d;
         }
-        if (b->lane != NULL) memcpy(b->lane, lane, sizeof lane);
+        if (b->lane) memcpy(b->lane, lane, sizeof lane);
         if (!rows && r + 1 < b->rows) continue;
         for (int k = 0; k < 2; k++) {
             b->total[k] = mpt__cpu_fold(lane + k * MPT__NORM_LANES);
-            if (rows && b->sum[k] != NULL) b->sum[k][r] += b->total[k];
+            if (rows && b->sum[k]) b->sum[k][r] += b->total[k];
         }
     }
 }
@@ -976,8 +976,8 @@ static void mpt__ref_norm(mpt__norm_block *b) {
             const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
             mpt__real v = (x[i] - b->mean[of]) * b->rstd[of];
             if (b->mode == MPT__NORM_LINES) v *= b->weight[i];
-            if (b->bias != NULL) v += b->bias[c];
-            if (more != NULL) v += more[i];
+            if (b->bias) v += b->bias[c];
+            if (more) v += more[i];
             y[i] = b->relu && v <= 0 ? 0 : v;
         }
     }
@@ -994,12 +994,12 @@ static void mpt__ref_norm_slope(mpt__norm_block *b) {
             const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
             const mpt__real g = mpt__cpu_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
             const mpt__real normal = (x[i] - b->mean[of]) * rstd;
-            if (lines && b->sum[0] != NULL) b->sum[0][i] += g * normal;
-            if (lines && b->sum[1] != NULL) b->sum[1][i] += g;
-            if (rest != NULL) rest[i] = g;
-            if (dx == NULL) continue;
+            if (lines && b->sum[0]) b->sum[0][i] += g * normal;
+            if (lines && b->sum[1]) b->sum[1][i] += g;
+            if (rest) rest[i] = g;
+            if (!dx) continue;
             dx[i] = (g * b->weight[c] - b->shift[of] - normal * b->slope[of]) * rstd;
-            if (more != NULL) dx[i] += more[i];
+            if (more) dx[i] += more[i];
         }
     }
 }
@@ -1009,7 +1009,7 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
         const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r);
         for (int64_t i = 0; i < b->n; i++) {
             const mpt__real d = x[i] - b->mean[i];
-            const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__cpu_norm_g(b, r, i) : d;
+            const mpt__real g = b->data[MPT__PART_DY] ? mpt__cpu_norm_g(b, r, i) : d;
             b->sum[0][i] += g;
             b->sum[1][i] += g * d;
         }
@@ -1098,11 +1098,11 @@ static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
     }
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
-        if (w->view[2].data != NULL) {
+        if (w->view[2].data) {
             mpt__cpu_gemm_get(w, 2, mpt__cpu_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
-        if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
+        if (w->activation) w->activation(sum[i], sum[i], columns, 0, 0);
         mpt__cpu_put_block(&w->view[3], mpt__cpu_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
             sum[i], columns);
     }

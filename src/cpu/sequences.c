@@ -31,8 +31,8 @@ static const mpt__gemm_level *mpt__sequence_level(
     g.a.dtype = g.b.dtype = dtype;
     g.m = m, g.n = n, g.k = g.a.outer = k;
     g.a.inner = g.b.outer = 1;
-    if (level->choose != NULL) level = level->choose(&g);
-    return level == NULL || level->refuses ? NULL : level;
+    if (level->choose) level = level->choose(&g);
+    return !level || level->refuses ? NULL : level;
 }
 
 static bool mpt__sequences_read(
@@ -73,7 +73,7 @@ static int64_t mpt__sequences_workspace(
 static mpt__cpu_view mpt__sequences_view(
     const mpt__cpu_sequences *s, int k, int64_t t, int64_t row) {
     mpt__cpu_view view = s->cells.view[k];
-    if (view.data != NULL)
+    if (view.data)
         view.data = (char *)view.data +
             (t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
     return view;
@@ -156,7 +156,7 @@ static void mpt__sequences_forward(
     char *room = s->rooms + thread * s->room;
     float *sums = (float *)(void *)room;
     const int64_t ld = mpt__round_up(s->n, s->level->columns);
-    const int cell = s->cells.cell, kept = s->cells.view[7].data != NULL ? 7 : 5;
+    const int cell = s->cells.cell, kept = s->cells.view[7].data ? 7 : 5;
     for (int64_t step = 0, last = 0; step < s->steps; step++) {
         const int64_t t = s->reverse ? s->steps - 1 - step : step;
         const int before = step == 0 ? 3 : kept, inner = step == 0 ? 8 : 4;
@@ -165,7 +165,7 @@ static void mpt__sequences_forward(
         for (int k = 0; k < 8; k++) c.view[k] = mpt__sequences_view(s, k, t, row);
         c.now = t;
         memset(&c.view[1], 0, sizeof c.view[1]);
-        if (state.data != NULL) {
+        if (state.data) {
             const mpt__gemm_side a = mpt__sequences_rows(s, before, &state);
             mpt__sequences_product(s, &a, row, rows, sums, ld, MPT__GEMM_ROOM, room + s->sums,
                 t + (s->reverse ? -1 : 1));
@@ -186,7 +186,7 @@ static void mpt__sequences_backward(
     const mpt__cpu_sequences *s, int64_t row, int64_t rows, int thread) {
     const int cell = s->cells.cell, of = cell == MPT__CELL_GRU ? 2 : 1;
     const int before = cell == MPT__CELL_LSTM ? 4 : 7;
-    const bool adds = cell == MPT__CELL_GRU || s->cells.view[8].data != NULL;
+    const bool adds = cell == MPT__CELL_GRU || s->cells.view[8].data;
     for (int64_t step = s->steps - 1; step >= 0; step--) {
         const int64_t t = s->reverse ? s->steps - 1 - step : step,
                       last = s->reverse ? t + 1 : t - 1;
@@ -207,12 +207,12 @@ static void mpt__sequences_backward(
 static void mpt__sequences_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_sequences *s = (const mpt__cpu_sequences *)work;
     const int64_t row = chunk * s->chunk, rows = mpt__smaller_of(s->chunk, s->batch - row);
-    if (s->level->bracket != NULL) s->level->bracket(true);
+    if (s->level->bracket) s->level->bracket(true);
     if (s->cells.backward)
         mpt__sequences_backward(s, row, rows, thread);
     else
         mpt__sequences_forward(s, row, rows, thread);
-    if (s->level->bracket != NULL) s->level->bracket(false);
+    if (s->level->bracket) s->level->bracket(false);
 }
 
 static void mpt__cpu_sequences_run(const mpt__cpu_call *call) {

@@ -353,8 +353,7 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 #if defined(MPTRAIN_CUDA)
 /* Whether workers fill a stage to be uploaded, as they cannot write to the device. */
 static bool mpt__slots_staged(const mpt_context *ctx) {
-    return (ctx->backend.allocate != NULL || !ctx->backend.synchronous) &&
-        !mpt__is_dry(&ctx->base);
+    return (ctx->backend.allocate || !ctx->backend.synchronous) && !mpt__is_dry(&ctx->base);
 }
 
 /* Page-locked where it can be, so that the device fetches it by itself. */

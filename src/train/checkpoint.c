@@ -290,7 +290,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt__walk_begin(&walk, ctx, found);
     while (mpt__walk_weight(&walk, &weight)) weights->count++;
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
-    if (weights->rows == NULL) weights->count = 0;
+    if (!weights->rows) weights->count = 0;
     mpt__walk_begin(&walk, ctx, found);
     for (int64_t row = 0; row < weights->count; row++) {
         mpt__walk_weight(&walk, &weight);

@@ -211,7 +211,7 @@ MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
     }
     if (height >= MPT__BF16X2_MIDDLE && (how & MPT__GEMM_HALF)) {
         uint16_t *half = (uint16_t *)(void *)c;
-        if (bias != NULL) {
+        if (bias) {
             const v_f b0 = v_load(bias), b1 = v_load(bias + MPT__WIDTH);
             MPT__ROWS_14(MPT__BF16X2_BIAS)
         }
@@ -341,8 +341,8 @@ static const mpt__gemm_level mpt__bf16x2_gemm_level = {
 /* Gradients of the weights of few channels are faster in fp32. */
 static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
-    const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
-    const bool few = image != NULL && image->channels < (g->a_image != NULL ? 8 : 2);
+    const mpt__gemm_image *image = g->a_image ? g->a_image : g->b_image;
+    const bool few = image && image->channels < (g->a_image ? 8 : 2);
     return halves && !few ? &mpt__bf16x2_gemm_level : &MPT__BF16X2_BASE(level);
 }
 

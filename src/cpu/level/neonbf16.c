@@ -215,8 +215,7 @@ static const mpt__gemm_level mpt__bf16x4_gemm_level = {
 /* Images packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
-    const bool few =
-        g->a_image != NULL ? g->a_image->channels * g->n < 96 : g->b_image != NULL && g->m < 32;
+    const bool few = g->a_image ? g->a_image->channels * g->n < 96 : g->b_image && g->m < 32;
     return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 

@@ -32,18 +32,18 @@ MPT__OP void MPT__LEVEL(plane_lines_of)(const mpt__planes *p, const mpt__plane_s
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2, n = s->size[1];
     for (int64_t l = 0; l < lines; l++, at += n, to += p->row) {
         const char *from = s->data + at * bytes, *gate = s->gate;
-        if (gate != NULL) gate += at * bytes;
+        if (gate) gate += at * bytes;
         float *line = to + left;
         for (int64_t i = 0; i < left; i += MPT__WIDTH) v_store(to + i, v_zero());
         for (int64_t m = 0; m < p->images; m++, line += p->step, from += s->image * bytes) {
             for (int64_t i = 0; i < n; i += MPT__WIDTH) {
                 v_f v = v_load_as(from + i * bytes, n - i, dtype);
                 if (round != 0) v = v_round(v, round);
-                if (gate != NULL) v = v_gate(v_load_as(gate + i * bytes, n - i, dtype), v);
+                if (gate) v = v_gate(v_load_as(gate + i * bytes, n - i, dtype), v);
                 v_store(line + i, v);
             }
             for (int64_t i = n; i < p->step; i += MPT__WIDTH) v_store(line + i, v_zero());
-            if (gate != NULL) gate += s->image * bytes;
+            if (gate) gate += s->image * bytes;
         }
         for (float *end = to + p->row; line < end; line += MPT__WIDTH) v_store(line, v_zero());
     }
