@@ -71,10 +71,9 @@ static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread)
     (void)thread;
     rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
     sums.accumulate = true;
-    if (w->call->launch->operand[2].access == MPT__WRITE) {
+    if (w->call->launch->operand[2].access == MPT__WRITE)
         for (int64_t id = 0; id < rows.size; id++)
             memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
-    }
     if (row[1] == 1 && mpt__cpu_is_real(w->rows.dtype) && mpt__cpu_is_real(sums.dtype)) {
         mpt__cpu_embedding_each(w, rows, 0, rows.n);
         return;

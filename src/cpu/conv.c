@@ -476,11 +476,10 @@ static void mpt__depth_line(
     } while (t < taps);
     const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
     if (p.out != apart && !relu && !w->product.more) return;
-    for (int64_t i = 0; i < p.count; i++) {
+    for (int64_t i = 0; i < p.count; i++)
         for (int64_t c = 0; c < channels; c += MPT__BLOCK)
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
                 mpt__cpu_min(MPT__BLOCK, channels - c), relu);
-    }
 }
 
 /* Adds what a line of dy gives the gradients of all taps. */
@@ -523,11 +522,10 @@ static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
     int64_t loaded = 0;
     if (weights) memset(sum, 0, (size_t)sums * sizeof *sum);
     for (int64_t line = chunk * l->chunk; line < end; line++) {
-        if (weights) {
+        if (weights)
             mpt__depth_weights(w, line, ring, &loaded, sum);
-        } else {
+        else
             mpt__depth_line(w, line, ring, &loaded);
-        }
     }
 }
 
@@ -572,11 +570,10 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
     mpt__real *sum = w->memory;
     for (int64_t s = 1; s < w->lines.chunks; s++)
         w->call->routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
-    for (int64_t t = 0; t < taps; t++) {
+    for (int64_t t = 0; t < taps; t++)
         for (int64_t c = 0; c < g->channels; c += MPT__BLOCK)
             mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
                 mpt__cpu_min(MPT__BLOCK, g->channels - c));
-    }
 }
 
 static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {

@@ -181,8 +181,8 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
     const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
     if (together < 1) together = 1;
     const int64_t next = r->taps > 1 ? r->run / r->taps * columns : 1;
-    for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
-        for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
+    for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together)
+        for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH)
             for (int64_t i = 0; i < count; i++) {
                 mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE];
                 int sides = 0;
@@ -201,8 +201,6 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
                     row[i].how, false);
                 row[i].how = MPT__GEMM_ADD;
             }
-        }
-    }
 }
 
 /* What follows the sums of a line; how == 0: it had no taps. */
@@ -313,11 +311,10 @@ static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
     if (r->weights) memset(sums, 0, (size_t)numel * sizeof *sums);
     for (int64_t line = chunk * l->chunk; line < end; line += count) {
         count = mpt__smaller_of(mpt__smaller_of(l->block, end - line), high - line % high);
-        if (r->weights) {
+        if (r->weights)
             mpt__conv_row_weights(r, line, count, ring, &loaded, sums);
-        } else {
+        else
             mpt__conv_row_block(r, line, count, ring, &loaded);
-        }
     }
 }
 

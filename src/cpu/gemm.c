@@ -36,7 +36,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
         g->level->finish(g, sum, ld, i, j, rows, columns);
         return;
     }
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++)
         for (int64_t x = 0; x < columns; x += WIDTH) {
             float bias[WIDTH], out[WIDTH];
             char *c = g->c + (i + r) * g->c_row * bytes + (j + x) * step;
@@ -56,7 +56,6 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
             for (int64_t e = 0; e < n; e++)
                 memcpy(c + e * step, (char *)out + e * bytes, (size_t)bytes);
         }
-    }
 }
 
 /* ==== The packed road ==== */
@@ -158,13 +157,12 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
     const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && !g->c_image;
     const bool far_away = g->m * g->n >= MPT__GEMM_FAR;
-    if (as_floats && mpt__gemm_is_plain(g)) {
+    if (as_floats && mpt__gemm_is_plain(g))
         lay.home = MPT__GEMM_IN_C;
-    } else if (as_floats && (far_away || blocks > 1) && (!g->accumulate || g->onto != 0)) {
+    else if (as_floats && (far_away || blocks > 1) && (!g->accumulate || g->onto != 0))
         lay.home = MPT__GEMM_FINISH;
-    } else {
+    else
         lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
-    }
     lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
         g->c_dtype == MPT_BF16 && g->c_column == 1 && !g->c_image && !g->accumulate &&
         g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
@@ -382,11 +380,10 @@ static void mpt__gemm_look_ahead(
     const int64_t width = b ? p->g->level->columns : p->g->level->rows;
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
     int64_t k = p->k, outer = (b ? p->j : p->i) + at;
-    if (block + 1 < p->k_blocks) {
+    if (block + 1 < p->k_blocks)
         k += (block + 1) * p->lay.depth;
-    } else {
+    else
         outer += width;
-    }
     sums->fetched = sums->lines = 0;
     sums->step = side->inner * bytes;
     if (!p->g->level->in_place || side->outer != 1 || p->g->k * sums->step < MPT__GEMM_AHEAD ||
@@ -412,7 +409,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_sums sums;
     mpt__gemm_begin_sums(p, &sums);
     if (thread > 0 && level->bracket) level->bracket(true);
-    for (int64_t at = begin; at < end; at += step) {
+    for (int64_t at = begin; at < end; at += step)
         for (int64_t block = 0; block < p->k_blocks; block++) {
             char *packed = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
             const char *panel = packed;
@@ -438,7 +435,6 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
                 }
             }
         }
-    }
     mpt__gemm_finish_sums(p->g, &sums);
     if (thread > 0 && level->bracket) level->bracket(false);
 }
@@ -500,9 +496,8 @@ static void mpt__gemm_packed(
         for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
             p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
             p.b_panels = mpt__gemm_panels(p.n, g->level->columns);
-            for (p.k = 0; p.k < g->k; p.k += p.lay.pass) {
+            for (p.k = 0; p.k < g->k; p.k += p.lay.pass)
                 if (!mpt__gemm_run_pass(&p, pool)) break;
-            }
         }
     }
     if (g->level->bracket) g->level->bracket(false);
@@ -629,7 +624,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     /* The widest tiles, so that they are finished in whole vectors. */
     const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
     int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
-    for (int64_t j = 0; j < n; j += across) {
+    for (int64_t j = 0; j < n; j += across)
         for (int64_t i = 0; i < m; i += down) {
             int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
             mpt__gemm_side a_part = *a, b_part = *b;
@@ -639,7 +634,6 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
                 g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile, across);
             mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
         }
-    }
 }
 
 /* Fills all but the pointers; returns the floats of workspace. */
@@ -673,11 +667,10 @@ static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool,
     d.copies = workspace;
     d.a = g->a;
     d.b = g->b;
-    if (d.by_rows) {
+    if (d.by_rows)
         d.b = mpt__gemm_as_floats(g, &g->b, false, 0, g->n, shared);
-    } else {
+    else
         d.a = mpt__gemm_as_floats(g, &g->a, false, 0, g->m, shared);
-    }
     mpt__gemm_for(
         pool, mpt__gemm_panels(size, d.chunk), g->m * g->n / 16 * g->k, mpt__gemm_direct_chunk, &d);
 }
@@ -772,10 +765,9 @@ static void mpt__gemm_run_one(
     bool dots;
     if (g->k == 0) {
         float zeros[64] = {0};
-        for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t i = 0; i < g->m; i++)
             for (int64_t j = 0; j < g->n; j += 64)
                 mpt__gemm_finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
-        }
     } else if (mpt__gemm_goes_direct(g, &dots)) {
         mpt__gemm_run_direct(g, dots, pool, (float *)(void *)workspace);
     } else {

@@ -148,9 +148,8 @@ static const mpt__cpu_level mpt__cpu_levels[] = {
 
 /* NULL for AUTO and for values that are no level. */
 static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++)
         if (mpt__cpu_levels[i].isa == isa) return &mpt__cpu_levels[i];
-    }
     return NULL;
 }
 
@@ -167,9 +166,8 @@ MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
 
 MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name) {
     if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++)
         if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
-    }
     return MPT_ISA_UNKNOWN;
 }
 

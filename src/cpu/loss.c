@@ -244,11 +244,10 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
     }
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
         int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
-        if (w->from_logits) {
+        if (w->from_logits)
             mpt__cpu_logit_slopes(w, rows, at, n, dx);
-        } else {
+        else
             memset(dx, 0, (size_t)n * sizeof *dx);
-        }
         for (int64_t r = 0; r < lines; r++) {
             int64_t t = rows->target[r] - at;
             bool odd = rows->target[r] < 0 || !mpt__real_is_finite(rows->g[r]);
@@ -420,21 +419,19 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
     }
     for (int64_t n; begin < end; begin += n) {
         n = mpt__cpu_min(MPT__BLOCK, end - begin);
-        for (int k = 0; k < w->out && k < 5; k++) {
+        for (int k = 0; k < w->out && k < 5; k++)
             if (k < 4 ? w->present[k] : launch->reduction == MPT_NONE)
                 in[k] = mpt__cpu_take(&w->walk[k], &at[k], block[k], n);
-        }
         mpt__real result[MPT__BLOCK];
         mpt__real *out =
             w->sums ? result : mpt__cpu_place(&w->walk[w->out], &at[w->out], result, n);
         run(routines, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
         if (in[4]) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
         if (w->by >= 0 && !in[4]) routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
-        if (w->sums) {
+        if (w->sums)
             mpt__cpu_sum_add(&sum, out, n);
-        } else {
+        else
             mpt__cpu_give(&w->walk[w->out], &at[w->out], out, n);
-        }
     }
     if (w->sums) w->partial[chunk] = mpt__cpu_sum_total(&sum);
 }
@@ -495,9 +492,8 @@ static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
                   mpt__cpu_cost(call, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns),
                   mpt__cpu_pair_chunk, &w);
     if (!w.sums) return;
-    for (int64_t step = 1; step < chunks; step *= 2) {
+    for (int64_t step = 1; step < chunks; step *= 2)
         for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];
-    }
     mpt__cpu_put_one(&w.walk[4].view, 0,
                      (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }

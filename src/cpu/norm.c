@@ -230,7 +230,7 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
     if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
     memcpy(place, from, sizeof place);
     b->mode = MPT__NORM_LINES;
-    for (int64_t r = 0; r < rows; r += by) {
+    for (int64_t r = 0; r < rows; r += by)
         for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
             b->rows = mpt__cpu_min(by, rows - r), b->n = mpt__cpu_min(MPT__NORM_PIECE, n - i);
             place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
@@ -238,7 +238,6 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
             mpt__norm_do(w, w->routines->norm_sums, b, place, w->line, parts);
             for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
         }
-    }
     b->weight = weight;
 }
 
@@ -685,7 +684,7 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
         return;
     }
 #endif
-    for (int64_t n = chunk * w->chunk; n < end; n++) {
+    for (int64_t n = chunk * w->chunk; n < end; n++)
         for (int64_t g = begin; g < stop; g++) {
             for (int k = 0; k < 2; k++)
                 gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
@@ -694,7 +693,6 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
             else
                 mpt__norm_whole(w, n, g);
         }
-    }
 }
 
 /* Numbers of columns as the passes of bf16 take them, even places of each 32 before odd ones, or,

@@ -101,7 +101,7 @@ static void mpt__planes_weights(const mpt__planes_work *w) {
     mpt__conv_floats(w->call->routines, &weights, 0, from, w->numel);
     memset(biases, 0, (size_t)(p->out * c->groups) * sizeof *biases);
     if (bias.data) mpt__conv_floats(w->call->routines, &bias, 0, biases, p->out * c->groups);
-    for (int64_t g = 0; g < c->groups; g++, from += p->out * p->in * taps) {
+    for (int64_t g = 0; g < c->groups; g++, from += p->out * p->in * taps)
         for (int64_t o = 0, n; o < p->out; o += n) {
             n = mpt__plane_rows(p->out - o);
             for (int64_t i = 0; i < p->in * taps * n; i++) {
@@ -110,7 +110,6 @@ static void mpt__planes_weights(const mpt__planes_work *w) {
                              : from[(r * p->in + k) * taps + t];
             }
         }
-    }
 }
 
 /* Where a task's lines are: of a band, some images and a group. */
@@ -151,14 +150,13 @@ static void mpt__planes_slice(void *work, int64_t slice, int thread) {
     const int64_t end = mpt__cpu_min((slice + 1) * w->each, w->tasks);
     float *sums = w->memory + slice * all;
     memset(sums, 0, (size_t)all * sizeof *sums);
-    for (int64_t task = slice * w->each; task < end; task++) {
+    for (int64_t task = slice * w->each; task < end; task++)
         for (int64_t group = 0; group < groups; group++) {
             mpt__planes p = mpt__planes_task(w, task, group, thread);
             p.sums = sums + group * (w->numel / groups);
             p.biases = sums + w->numel + group * p.out;
             w->call->routines->planes(&p);
         }
-    }
 }
 
 static void mpt__planes_put(const mpt__planes_work *w, int operand, const float *sums, int64_t n) {

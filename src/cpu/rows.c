@@ -111,10 +111,9 @@ static void mpt__cpu_reduce_finish(void *work, int64_t tile, int thread) {
     (void)thread;
     for (int64_t i = 0; i < n; i++) {
         mpt__real *part = w->partial + (begin + i) * w->chunks;
-        for (int64_t step = 1; step < w->chunks; step *= 2) {
+        for (int64_t step = 1; step < w->chunks; step *= 2)
             for (int64_t k = 0; k + step < w->chunks; k += 2 * step)
                 w->combine(&part[k], &part[k], &part[k + step], 1, 0, 0);
-        }
         result[i] = part[0];
     }
     mpt__cpu_reduce_put(w, begin, n, result);
@@ -496,19 +495,17 @@ static void mpt__cpu_gather_lines(
     for (int64_t r = 0; along && r < lines; r++)
         mpt__cpu_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
     if (along) return;
-    for (int64_t j = 0; j < w->n; j++) {
+    for (int64_t j = 0; j < w->n; j++)
         for (int64_t r = 0; r < lines; r += run) {
             int64_t index = mpt__cpu_index_at(w, 1, offset, j, r);
             const mpt__real *x = block;
-            if (index < 0) {
+            if (index < 0)
                 memset(block, 0, (size_t)run * sizeof *block);
-            } else {
+            else
                 x = mpt__cpu_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
                     from_step, block, run);
-            }
             mpt__cpu_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
         }
-    }
 }
 
 static void mpt__cpu_scatter_add_lines(
@@ -517,7 +514,7 @@ static void mpt__cpu_scatter_add_lines(
     const int64_t run = mpt__cpu_index_run(w, 0, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
     mpt__real in[MPT__BLOCK], sum[MPT__BLOCK];
-    for (int64_t j = 0; j < w->n; j++) {
+    for (int64_t j = 0; j < w->n; j++)
         for (int64_t r = 0; r < lines; r += run) {
             int64_t index = mpt__cpu_index_at(w, 0, offset, j, r);
             int64_t at = offset[2] + index * w->stride[2] + r * to_step;
@@ -529,7 +526,6 @@ static void mpt__cpu_scatter_add_lines(
             w->routines->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
             mpt__cpu_put(&to->view, at, to_step, out, run);
         }
-    }
 }
 
 static void mpt__cpu_gather(const mpt__cpu_call *call) {
@@ -883,11 +879,10 @@ static void mpt__cpu_softmax_rows(
             int64_t at = offset[k] + r * mpt__cpu_inner(&w->walk[k].loop);
             row[k] = (mpt__real *)w->walk[k].view.data + at;
         }
-        if (w->operands == 2) {
+        if (w->operands == 2)
             w->routines->softmax(row[1], row[0], w->n, w->log);
-        } else {
+        else
             w->routines->softmax_backward(row[2], row[0], row[1], w->n, w->log);
-        }
     }
 }
 
@@ -1070,12 +1065,11 @@ static int64_t mpt__cpu_gemm_at(
 static void mpt__cpu_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
     mpt__real a[MPT__GEMM_M][MPT__GEMM_K], mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
     int64_t columns, int64_t k) {
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++)
         for (int64_t p = 0; p < k; p++) {
             const mpt__real factor = a[i][p];
             for (int64_t j = 0; j < columns; j++) sum[i][j] += factor * b[p][j];
         }
-    }
 }
 
 static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {

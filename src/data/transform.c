@@ -267,7 +267,7 @@ static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
     int64_t lanes = stretched && from->channel_step == 1 ? from->channels : 1;
     for (int64_t x = 0; x < from->columns && stretched; x++)
         taps[x] = mpt__taps_of(from->left + x, from->width, from->to_width, from->antialias);
-    for (int64_t c = 0; c < from->channels; c += lanes) {
+    for (int64_t c = 0; c < from->channels; c += lanes)
         for (int64_t y = 0; y < from->rows; y++) {
             float *row = out + c * plane + y * from->columns;
             if (stretched) {
@@ -280,7 +280,6 @@ static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
             for (int64_t l = 0; l < lanes; l++)
                 mpt__finish_row(from, stretched && from->bytes, row + l * plane);
         }
-    }
     from->bytes = NULL, from->values = out;
     from->channel_step = plane, from->row_step = from->columns, from->column_step = 1;
     from->height = from->to_height = from->rows;

@@ -277,10 +277,9 @@ static mpt_status mpt__add_child(
     if (child->frozen)
         return mpt__error(
             ctx, STATE, "child %s is in use; build the whole tree, then load and use it", name);
-    for (int64_t i = 0; i < module->child_count; i++) {
+    for (int64_t i = 0; i < module->child_count; i++)
         if (strcmp(module->children[i].name, name) == 0)
             return mpt__error(ctx, ARGUMENT, "the module already has a child %s", name);
-    }
     if (!mpt__room(ctx, module->children, module->child_capacity, module->child_count + 1))
         return ctx->base.status;
     mpt__module_child *rows = module->children + module->child_count;
@@ -303,10 +302,9 @@ static mpt_status mpt__add_parameter(mpt_context *ctx, mpt__module *module, cons
     const mpt_shape *shape, mpt_init init, int64_t fan_in) {
     if (!mpt__check_open(ctx, module, "parameters") || mpt__checked_bytes(ctx, MPT_F32, shape) < 0)
         return ctx->base.status;
-    for (int64_t i = 0; i < module->parameter_count; i++) {
+    for (int64_t i = 0; i < module->parameter_count; i++)
         if (strcmp(module->parameters[i].name, name) == 0)
             return mpt__error(ctx, ARGUMENT, "the module already has a parameter %s", name);
-    }
     if (!mpt__room(
             ctx, module->parameters, module->parameter_capacity, module->parameter_count + 1))
         return ctx->base.status;
@@ -598,7 +596,7 @@ static uint32_t mpt__block_new(mpt_context *ctx, mpt_dtype dtype) {
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
     uint32_t mark = walk->mark;
     mpt__module *module = mpt__walk_begin(walk, walk->context, root);
-    for (; module; module = mpt__walk_next(walk)) {
+    for (; module; module = mpt__walk_next(walk))
         for (int64_t i = 0; i < module->parameter_count; i++) {
             mpt__module_parameter *row = &module->parameters[i];
             if (!row->owner) continue;
@@ -609,7 +607,6 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
                     walk->path);
             row->parameter = owner->parameters[row->owner_row].parameter;
         }
-    }
     return walk->context->base.status;
 }
 
@@ -661,10 +658,9 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     }
     mpt__module_parameter *row;
     mpt__walk_begin(walk, ctx, root);
-    while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL) {
+    while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL)
         if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
-    }
     const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
     for (; module; module = mpt__walk_next(walk))
         if (module->fixed) mpt__parameters_collect(ctx, module, false);
@@ -676,12 +672,11 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     mpt__module *root = mpt__module_root(ctx, module);
     if (root->frozen) return MPT_OK;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
+    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk))
         if (module->frozen) /* its parameters are there */
             return mpt__error(ctx, STATE,
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
-    }
     if (!mpt__ok(ctx)) return ctx->base.status;
     uint32_t block = mpt__block_new(ctx, MPT_F32);
     if (block == UINT32_MAX) return ctx->base.status;

@@ -556,12 +556,11 @@ mpt_status mpt_module_destroy(mpt_module root) {
     const mpt__module_parameter *row;
     mpt__walk walk;
     mpt__walk_begin(&walk, ctx, found);
-    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
         if (row->parameter && ctx->parameters[row->parameter - 1].optimizer)
             return mpt__error(ctx, STATE,
                 "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
                 ctx->parameters[row->parameter - 1].path);
-    }
     if (mpt__ok(ctx)) mpt__module_end(ctx, found, true);
     return ctx->base.status;
 }

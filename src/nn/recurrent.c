@@ -314,13 +314,12 @@ static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t 
         return;
     }
     module->cls.forward = mpt__recurrent_layers;
-    for (int layer = 0; layer < config->layers; layer++) {
+    for (int layer = 0; layer < config->layers; layer++)
         for (int d = 0; d < directions; d++) {
             char suffix[24];
             mpt__format_text(suffix, sizeof suffix, "_l%d%s", layer, d ? "_reverse" : "");
             mpt__recurrent_parameters(ctx, module, layer ? width * directions : in, suffix);
         }
-    }
 }
 
 static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__layer layer,

@@ -190,14 +190,13 @@ static bool mpt__factor_diagonal(const mpt__einsum *e, mpt__factor *f, int i, in
 }
 
 static bool mpt__factor_diagonals(const mpt__einsum *e, mpt__factor *f) {
-    for (int i = 0; i < f->rank; i++) {
+    for (int i = 0; i < f->rank; i++)
         for (int k = i + 1; k < f->rank; k++) {
             if (f->label[i] != f->label[k]) continue;
             if (!mpt__factor_diagonal(e, f, i, k)) return false;
             i = -1;
             break;
         }
-    }
     return true;
 }
 
@@ -282,14 +281,13 @@ static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__fact
     mpt__factor_labels(e, a, b, &g);
     const bool matrices = g.count[MPT__SUMMED] > 0;
     shape.rank = 0;
-    for (int to = MPT__OF_BOTH; to <= MPT__OF_B; to++) {
+    for (int to = MPT__OF_BOTH; to <= MPT__OF_B; to++)
         for (int k = 0; k < g.count[to]; k++) {
             if (shape.rank == MPT_MAX_RANK)
                 return mpt__reject(e->context, SHAPE,
                     "\"%s\": a product on the way has more than 8 dimensions", e->equation);
             shape.dim[shape.rank++] = e->size[g.label[to][k]];
         }
-    }
     mpt__factor_groups(e, a, &g, of_a, matrices ? 3 : 2, matrices);
     mpt__factor_groups(e, b, &g, of_b, 3, matrices);
     if (!matrices && g.count[MPT__OF_A] + g.count[MPT__OF_B] > 0) {

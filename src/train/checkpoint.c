@@ -326,11 +326,10 @@ static void mpt__header_string(mpt__text *header, const char *string) {
     mpt__text_char(header, '"');
     for (; *string; string++) {
         if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
-        if ((uint8_t)*string >= 0x20) {
+        if ((uint8_t)*string >= 0x20)
             mpt__text_char(header, *string);
-        } else {
+        else
             mpt__write_text(header, "\\u00%d%llx", *string >> 4 & 1, (uint64_t)*string & 15);
-        }
     }
     mpt__text_char(header, '"');
 }

@@ -121,11 +121,10 @@ MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
 MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
     __m128i half;
     if (dtype == MPT_F32) {
-        if (n >= 8) {
+        if (n >= 8)
             _mm256_storeu_ps((float *)p, v);
-        } else {
+        else
             _mm256_maskstore_ps((float *)p, v_first(n), v);
-        }
         return;
     }
     if (dtype == MPT_F16) {

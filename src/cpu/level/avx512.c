@@ -109,11 +109,10 @@ MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
 MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
     v_m lanes = v_first(n);
     if (dtype == MPT_F32) {
-        if (n >= 16) {
+        if (n >= 16)
             _mm512_storeu_ps(p, v);
-        } else {
+        else
             _mm512_mask_storeu_ps(p, lanes, v);
-        }
     } else if (n >= 16) {
         _mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
     } else {

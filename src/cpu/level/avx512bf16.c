@@ -50,11 +50,10 @@ enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
 
 /* Stores bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__OP void mpt__bf16x2_store_as(void *p, v_f v, int64_t n, int dtype) {
-    if (dtype == MPT_BF16 && n >= 16) {
+    if (dtype == MPT_BF16 && n >= 16)
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
-    } else {
+    else
         _mm256_mask_storeu_epi16(p, v_first(n), (__m256i)_mm512_cvtneps_pbh(v));
-    }
 }
 MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
     (void)dtype;
@@ -148,11 +147,10 @@ MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, i
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
     uint32_t *to = (uint32_t *)panel;
     if (side->outer == 1 && side->inner != 1 && side->dtype != MPT_F16) {
-        if (side->dtype == MPT_BF16) {
+        if (side->dtype == MPT_BF16)
             mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_BF16);
-        } else {
+        else
             mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_F32);
-        }
     } else if (side->inner == 1 && side->dtype == MPT_BF16 && (side->outer | depth) % 2 == 0) {
         const mpt__gemm_side pairs = {from, MPT_F32, 0, side->outer / 2, 1};
         mpt__avx512_pack_inner((float *)panel, (int)width, &pairs, 0, count, 0, depth / 2);

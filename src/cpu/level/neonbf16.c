@@ -81,7 +81,7 @@ MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm
 MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from, int64_t step,
     int64_t count, int64_t depth, int dtype) {
     const int64_t apart = dtype == MPT_F32 ? 16 : 8;
-    for (; depth > 0; depth -= 4, from += 4 * step) {
+    for (; depth > 0; depth -= 4, from += 4 * step)
         for (int64_t r = 0; r < width; r += 4, to += 16) {
             const char *p = from + r / 4 * apart;
             const int64_t n = count - r;
@@ -99,7 +99,6 @@ MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *fro
             }
             vst4_u16(to, quads);
         }
-    }
 }
 
 MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,

@@ -17,13 +17,12 @@
 /* c[rows, columns] = or (add) += a tile summed beside it. */
 MPT__FN MPT__NOINLINE void v_put_tile(
     const float *from, int64_t ld, float *c, int64_t ldc, int rows, int columns, bool add) {
-    for (; rows > 0; rows--, from += ld, c += ldc) {
+    for (; rows > 0; rows--, from += ld, c += ldc)
         for (int j = 0; j < columns; j += MPT__WIDTH) {
             v_f v = v_load(from + j);
             if (add) v = v_add(v_load_as(c + j, columns - j, MPT_F32), v);
             v_store_as(c + j, v, columns - j, MPT_F32);
         }
-    }
 }
 
 MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
@@ -266,7 +265,7 @@ MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const
     const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);
     const float *of = mpt__gemm_floats_of(a);
     const char *line = b->data;
-    for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {
+    for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step)
         for (int i = 0; i < rows; i++) {
             const float *at = of + i * a->outer;
             if (depth >= 4) {
@@ -276,7 +275,6 @@ MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const
             for (int64_t k = 0; k < depth; k++, at += a->inner)
                 MPT__LEVEL(sweep)(1, at, 0, line + k * b_step, 0, c + i * ldc, columns, dtype);
         }
-    }
 }
 MPT__FN void MPT__LEVEL(gemm_sweep)(MPT__TILE_TAKES) {
     (void)how;
@@ -354,11 +352,10 @@ MPT__OP void MPT__LEVEL(dots_of)(int64_t depth, const char *p, const mpt__gemm_s
 }
 MPT__FN void MPT__LEVEL(dots)(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,
     int64_t count, float *c, int64_t step) {
-    if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {
+    if (p->dtype == MPT_F32 && q->dtype == MPT_F32)
         MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);
-    } else {
+    else
         MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, p->dtype, q->dtype);
-    }
 }
 MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
     (void)how; /* all of K comes at once */
@@ -396,21 +393,19 @@ MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *
         for (; depth > 0; depth--, to += width, from += step)
             v_store(to, v_load_first(from, lanes));
     }
-    if (quick && width == 2 * MPT__WIDTH && count == width) {
+    if (quick && width == 2 * MPT__WIDTH && count == width)
         for (; depth > 0; depth--, to += 2 * MPT__WIDTH, from += step) {
             v_store(to, v_load_full(from, half));
             v_store(to + MPT__WIDTH, v_load_full(from + 2 * MPT__WIDTH, half));
         }
-    }
     /* What is read past the width is written over. */
     if (quick && width <= MPT__WIDTH && count == width && count + side->inner >= MPT__WIDTH)
         for (; depth > 1; depth--, to += width, from += step) v_store(to, v_load_full(from, half));
-    for (; depth > 0; depth--, to += width, from += step) {
+    for (; depth > 0; depth--, to += width, from += step)
         for (int64_t r = 0; r < width; r += MPT__WIDTH) {
             v_f v = r < count ? v_load_as(from + r * bytes, count - r, dtype) : v_zero();
             v_store(to + r, v_round(v, round));
         }
-    }
 }
 
 /* Contiguous elements of DTYPE, as far as whole vectors go. */
@@ -476,11 +471,10 @@ MPT__OP void MPT__LEVEL(pack_octs)(
 }
 MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const char *p, int64_t row,
     int64_t lines, int dtype, int round, int64_t left) {
-    if (dtype != MPT_F32) {
+    if (dtype != MPT_F32)
         MPT__LEVEL(pack_octs)(to, width, p, row, lines, dtype);
-    } else {
+    else
         MPT__LEVEL(pack_quads)(to, width, p, row, lines, round, left);
-    }
 }
 /* A panel of contiguous k, at most MPT__WIDTH or a multiple of it wide; the last k, if no 4, by way
    of the stack. */

@@ -87,7 +87,7 @@ MPT__OP void MPT__LEVEL(plane_tile)(const mpt__planes *p, const float *x, int64_
     MPT__FOUR(MPT__PLANE_START)
     for (int64_t c = 0; c < p->in; c++, x += channel, weights += skipped) {
         const float *line = x;
-        for (int64_t t = 0; t < taps; t++, line += p->row) {
+        for (int64_t t = 0; t < taps; t++, line += p->row)
             for (int64_t i = 0; i < p->kernel[1]; i++, weights += rows) {
                 v_f x0 = v_load(line + i), x1 = v_load(line + i + MPT__WIDTH);
                 v_f x2 = v_load(line + i + 2 * MPT__WIDTH), x3 = x2;
@@ -98,7 +98,6 @@ MPT__OP void MPT__LEVEL(plane_tile)(const mpt__planes *p, const float *x, int64_
                 if (MPT__PLANE_VECTORS > 3) MPT__PLANE_HOLD(x3);
                 MPT__FOUR(MPT__PLANE_STEP)
             }
-        }
     }
     MPT__FOUR(MPT__PLANE_STORE)
 }
@@ -117,14 +116,13 @@ MPT__OP void MPT__LEVEL(plane_put_as)(
     const mpt__planes *p, const float *from, int64_t at, int dtype) {
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2, n = p->y.size[1];
     char *to = p->to + at * bytes;
-    for (int64_t m = 0; m < p->images; m++, from += p->step, to += p->y.image * bytes) {
+    for (int64_t m = 0; m < p->images; m++, from += p->step, to += p->y.image * bytes)
         for (int64_t i = 0; i < n; i += MPT__WIDTH) {
             v_f v = v_load(from + i);
             if (p->adds) v = v_add(v_load_as(to + i * bytes, n - i, dtype), v);
             if (p->relu) v = v_relu(v);
             v_store_as(to + i * bytes, v, n - i, dtype);
         }
-    }
 }
 
 MPT__FN void MPT__LEVEL(plane_sums)(const mpt__planes *p) {
@@ -183,14 +181,13 @@ MPT__FN void MPT__LEVEL(plane_sums)(const mpt__planes *p) {
 MPT__OP void MPT__LEVEL(plane_slope)(const mpt__planes *p, const float *dy, int64_t channel,
     const float *x, int64_t lines, float *to, int rows, int taps) {
     MPT__FOUR(MPT__PLANE_SLOPE_START)
-    for (; lines > 0; lines--, dy += p->row, x += p->row) {
+    for (; lines > 0; lines--, dy += p->row, x += p->row)
         for (int64_t i = 0; i < p->wide; i += MPT__WIDTH) {
             const v_f x0 = v_load(x + i), x1 = v_load(x + i + 1), x2 = v_load(x + i + 2);
             const v_f x3 = taps > 3 ? v_load(x + i + 3) : x2;
             const v_f x4 = taps > 3 ? v_load(x + i + 4) : x2;
             MPT__FOUR(MPT__PLANE_SLOPE_STEP)
         }
-    }
     MPT__FOUR(MPT__PLANE_SLOPE_END)
 }
 #define MPT__PLANE_SLOPE(rows) \

@@ -164,8 +164,8 @@ MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float
    store beyond the caches fills it. */
 MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int64_t from_step,
                               int64_t rows, int64_t columns, void store(float *p, v_f v)) {
-    for (int64_t line = 0; line < rows; line += 16) {
-        for (int64_t c = 0; c < columns; c += 4) {
+    for (int64_t line = 0; line < rows; line += 16)
+        for (int64_t c = 0; c < columns; c += 4)
             for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
                 const int64_t i = mpt__cpu_min(r, rows - MPT__WIDTH);
                 const int64_t j = mpt__cpu_min(c, columns - 4);
@@ -179,8 +179,6 @@ MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int
                 store(at, r0), store(at + to_step, r1);
                 store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);
             }
-        }
-    }
 }
 MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from, int64_t from_step,
                                    int64_t rows, int64_t columns, bool beyond_cache) {
