@@ -239,8 +239,8 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
     const mpt__cpu_grid *w = (const mpt__cpu_grid *)work;
     const mpt__launch *launch = w->call->launch;
     const bool back = launch->kernel == MPT__K_HASH_GRID_BACKWARD;
-    const double steepness = (double)level * launch->imm[0];
-    const int64_t cells = (int64_t)((double)launch->index[0] * mpt__exp(steepness) + 1e-6);
+    const int64_t cells =
+        (int64_t)((double)launch->index[0] * mpt__exp((double)level * launch->imm[0]) + 1e-6);
     const int64_t f = w->table->shape[2], *step = w->table->stride, *row_step = w->row->stride;
     const int64_t bytes = mpt__dtype_info[w->tables.dtype].bytes;
     char *sums = (char *)w->tables.data + level * step[0] * bytes; /* backward */
@@ -581,8 +581,9 @@ static const mpt__real *mpt__attention_by_queries(const mpt__attention_item *t,
 static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
     int64_t b, int64_t query, int64_t n, mpt__real *to) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
-    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-    mpt__cpu_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    mpt__cpu_get(&w->view[MPT__AT_MASK],
+        mpt__attention_at(w, MPT__AT_MASK, b, at->head, query) + at->key * o->stride[3],
+        o->stride[3], to, n);
     for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
         to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
@@ -597,8 +598,8 @@ static bool mpt__attention_hides(
     const mpt__operand *o = &w->o[MPT__AT_MASK];
     if (w->causal && (key > query + w->past || key <= query + w->past - w->window)) return true;
     if (!w->view[MPT__AT_MASK].data) return false;
-    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-    const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
+    const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK],
+        mpt__attention_at(w, MPT__AT_MASK, b, at->head, query) + key * o->stride[3]);
     return mask == (o->dtype == MPT_BOOL ? 0 : -mpt__real_infinity());
 }
 

@@ -562,9 +562,8 @@ static bool mpt__conv_plan(
 /* Zeros for an image of which strided taps meet only some pixels. */
 static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
     const mpt__conv_work *w = (const mpt__conv_work *)work;
-    const mpt__operand *o = mpt__conv_output(w->conv.launch);
-    const size_t bytes =
-        (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] * mpt__dtype_info[o->dtype].bytes);
+    const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
+        mpt__dtype_info[mpt__conv_output(w->conv.launch)->dtype].bytes);
     (void)thread;
     memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }

@@ -188,8 +188,8 @@ static void mpt__cpu_cross_entropy(const mpt__cpu_call *call) { mpt__cpu_loss(ca
 /* A sample's part of the gradient: dloss, divided where the loss was a mean. */
 static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row) {
     uint8_t reduction = w->call->launch->reduction;
-    int64_t at = reduction == MPT_NONE ? row * w->gradient_stride : 0;
-    mpt__real g = mpt__cpu_get_one(&w->gradient, at);
+    mpt__real g =
+        mpt__cpu_get_one(&w->gradient, reduction == MPT_NONE ? row * w->gradient_stride : 0);
     return reduction == MPT_MEAN ? g / mpt__cpu_get_one(&w->divisor, 0) : g;
 }
 

@@ -40,8 +40,8 @@ static void mpt__planes_side(mpt__plane_side *s, const mpt__conv *c, int operand
 static int64_t mpt__planes_images(const mpt__planes *p, int64_t n) {
     int64_t best = 1, least = INT64_MAX;
     for (int64_t m = 1; m <= n && m <= MPT__PLANES_IMAGES; m++) {
-        const int64_t wide = (m - 1) * p->step + p->y.size[1];
-        const int64_t tiles = mpt__cpu_chunks(n, m) * mpt__cpu_chunks(wide, MPT__PLANES_TILE);
+        const int64_t tiles = mpt__cpu_chunks(n, m) *
+            mpt__cpu_chunks((m - 1) * p->step + p->y.size[1], MPT__PLANES_TILE);
         if (tiles < least) best = m, least = tiles;
     }
     return best;

@@ -124,9 +124,9 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
     if (loader->order && soon < loader->total)
         mpt__sample_expect(loader->dataset, loader->order[soon]);
     /* A sample that weights draw twice is made in two ways. */
-    uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
     return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
-        mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
+        mpt__hash_u64(loader->epoch_seed, (uint64_t)(loader->weight_sums ? place : *index)),
+        scratch, x, y, error);
 }
 
 /* A part of a batch whose samples lie in memory: none fails. */
@@ -283,8 +283,8 @@ static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch)
     const double *sums = loader->weight_sums;
     int64_t last = loader->dataset->count - 1;
     for (int64_t i = 0; i < loader->total; i++) {
-        uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
-        double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
+        double at = (double)mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53) *
+            (1.0 / 9007199254740992.0) * sums[last];
         int64_t low = 0, high = last;
         while (low < high) {
             int64_t middle = low + (high - low) / 2;

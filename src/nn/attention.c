@@ -126,8 +126,7 @@ static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__m
     if (cache) rope.offset += cache->length;
     rope.heads = a->rank;
     if (shape.rank == 3 && a->index[1] && mpt__ok(self.context)) {
-        const mpt_shape heads = MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1);
-        x = mpt__spare(spares, mpt_reshape(x, heads));
+        x = mpt__spare(spares, mpt_reshape(x, MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1)));
         x = mpt__spare(spares, mpt_forward(mpt_child(self, norm), x));
         x = mpt__spare(spares, mpt_reshape(x, shape));
     }

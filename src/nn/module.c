@@ -719,8 +719,7 @@ static void mpt__draws_forget(mpt_context *ctx) {
 }
 
 static mpt_tensor mpt__parameter_handle(mpt_context *ctx, const mpt__module *module, int64_t i) {
-    uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(ctx, ctx->parameters[index].tensor);
+    return mpt__handle(ctx, ctx->parameters[module->parameters[i].parameter - 1].tensor);
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
@@ -880,8 +879,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
             found->cls.name, n_in, n_out);
     } else {
-        mpt__tensor *x = mpt__slot(ctx, in[0].slot);
-        *made = mpt__module_run(ctx, found, x, MPT_ACTIVATION_NONE);
+        *made = mpt__module_run(ctx, found, mpt__slot(ctx, in[0].slot), MPT_ACTIVATION_NONE);
     }
     if (!above) mpt__wait_no_more(ctx);
     ctx->autocast_depth = autocast_depth;

@@ -249,8 +249,8 @@ static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_ten
     if (shape.rank != 1 && shape.rank != 2)
         return mpt__error(ctx, SHAPE, "input %S: expected [B, features], or [features]", &shape);
     r.batched = shape.rank == 2;
-    mpt_shape step = MPT_SHAPE(1, r.batched ? shape.dim[0] : 1, shape.dim[shape.rank - 1]);
-    r.x = mpt__spare(&spares, mpt_reshape(r.x, step));
+    r.x = mpt__spare(&spares,
+        mpt_reshape(r.x, MPT_SHAPE(1, r.batched ? shape.dim[0] : 1, shape.dim[shape.rank - 1])));
     for (int i = 0; i < 2; i++) {
         state[i] = r.state[i];
         if (state[i].slot) state[i] = mpt__spare(&spares, mpt__recurrent_batched(state[i], 2, 0));

@@ -127,8 +127,8 @@ static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype, 
 
 /* A tensor as a dense image of the dtype that products round it to. */
 static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
-    mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
-    return mpt__image_as(frame, *tensor, dtype, view);
+    return mpt__image_as(frame, *tensor,
+        frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute, view);
 }
 
 /* Weights in their form, or, where that would have to be copied and a CPU does it, from what they

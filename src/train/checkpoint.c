@@ -684,9 +684,8 @@ static bool mpt__copy_in(mpt__copy *copy) {
                    copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
     for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
         size_t n = mpt__copy_block(copy, first);
-        const void *block = same ? (const void *)copy->raw : copy->converted;
-        if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size, block,
-                (int64_t)n * size) != MPT_OK)
+        if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size,
+                same ? (const void *)copy->raw : copy->converted, (int64_t)n * size) != MPT_OK)
             return false;
     }
     return true;
@@ -890,8 +889,8 @@ mpt_status mpt_load_memory(
     if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
         return mpt__status_of(module.context);
     if (!data) return mpt__error(module.context, ARGUMENT, "data is NULL");
-    bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
-    return mpt__load_end(module, &archive, good, config, loaded);
+    return mpt__load_end(module, &archive,
+        mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes), config, loaded);
 }
 
 #endif

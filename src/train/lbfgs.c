@@ -500,8 +500,8 @@ double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
         mpt__lbfgs_go_back(&run);
         return MPT__NAN_F64;
     }
-    int64_t applied = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
-    mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED], applied + 1);
+    mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED],
+        mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]) + 1);
     ctx->committed = ctx->now;
     ctx->committed.updates = ++ctx->now.updates;
     return loss;

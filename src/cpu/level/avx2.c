@@ -44,8 +44,8 @@ MPT__ROUND_BF16(MPT__OP, mpt__v8, mpt__avx2_round_bf16)
 /* The same without a NaN. */
 MPT__OP __m256i mpt__avx2_round_number(__m256i bits) {
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
-    return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
+    return _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
 }
 /* Two of them in a row. That there is a NaN is seldom. */
 MPT__OP __m256i mpt__avx2_round_two(v_f a, v_f b) {
@@ -93,8 +93,8 @@ MPT__OP v_m v_words_from(const uint32_t *words, uint32_t threshold) {
 MPT__OP v_f v_round(v_f v, int dtype) {
     if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     if (dtype == MPT_BF16) {
-        __m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(mpt__avx2_round_bf16(_mm256_castps_si256(v)), 16));
     }
     return v;
 }

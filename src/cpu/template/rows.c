@@ -116,8 +116,7 @@ MPT__FN void MPT__LEVEL(add_exp)(float *lane, float *out, const float *x, int64_
 
 MPT__FN void MPT__LEVEL(softmax)(float *out, const float *x, int64_t n, bool log) {
     float lane[MPT__SUM_LANES] = {0};
-    const float most = MPT__LEVEL(peak)(x, n, -mpt__real_infinity()) + 0.0f;
-    MPT__LEVEL(add_exp)(lane, out, x, n, most, log);
+    MPT__LEVEL(add_exp)(lane, out, x, n, MPT__LEVEL(peak)(x, n, -mpt__real_infinity()) + 0.0f, log);
     MPT__VECTORS(MPT__LANES_LOAD);
     float total = v_total(MPT__FOLD);
     if (log) {
