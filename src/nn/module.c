@@ -464,24 +464,20 @@ static mpt_module mpt__gathered_new(
 mpt_module mpt_sequential_array(mpt_context *ctx, const mpt_module *modules, int count) {
     return mpt__container_new(ctx, "mpt_sequential", MPT__LAYER_sequential, modules, count);
 }
-mpt_module mpt_sequential(mpt_context *ctx, ...) {
-    va_list arguments;
-    va_start(arguments, ctx);
-    mpt_module made = mpt__gathered_new(ctx, "mpt_sequential", MPT__LAYER_sequential, arguments);
-    va_end(arguments);
-    return made;
-}
-
 mpt_module mpt_nn_list_array(mpt_context *ctx, const mpt_module *modules, int count) {
     return mpt__container_new(ctx, "mpt_nn_list", MPT__LAYER_list, modules, count);
 }
-mpt_module mpt_nn_list(mpt_context *ctx, ...) {
-    va_list arguments;
-    va_start(arguments, ctx);
-    mpt_module made = mpt__gathered_new(ctx, "mpt_nn_list", MPT__LAYER_list, arguments);
-    va_end(arguments);
-    return made;
-}
+#define MPT__DEFINE_CONTAINER(name, layer) \
+    mpt_module name(mpt_context *ctx, ...) { \
+        va_list arguments; \
+        va_start(arguments, ctx); \
+        mpt_module made = mpt__gathered_new(ctx, #name, layer, arguments); \
+        va_end(arguments); \
+        return made; \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
 
 mpt_module mpt_module_create(mpt_context *ctx, const mpt_module_class *cls, void *user) {
     mpt__module *module = mpt__layer_new(ctx, "mpt_module_create", MPT__LAYER_user);

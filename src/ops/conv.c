@@ -495,19 +495,15 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     return mpt__apply1(call, op, in, 3, &attributes);
 }
 
-mpt_tensor mpt_conv2d(
-    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
-}
-mpt_tensor mpt_conv1d(
-    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
-}
-mpt_tensor mpt_conv_transpose2d(
-    mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-    return mpt__conv_call(
-        "mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias, config);
-}
+#define MPT__DEFINE_CONV(name) \
+    mpt_tensor mpt_##name( \
+        mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) { \
+        return mpt__conv_call("mpt_" #name, MPT__OP_##name, x, weight, bias, config); \
+    }
+MPT__DEFINE_CONV(conv2d)
+MPT__DEFINE_CONV(conv1d)
+MPT__DEFINE_CONV(conv_transpose2d)
+#undef MPT__DEFINE_CONV
 
 MPT__END_REGION
 

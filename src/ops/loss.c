@@ -29,24 +29,20 @@ static bool mpt__good_number(
     return good;
 }
 
-/* The attributes of a pair loss: how many inputs it needs, how many get gradients, p and r. */
-static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = (uint8_t)required;
-    attributes.index[1] = gradients;
-    attributes.imm[0] = p;
-    attributes.imm[1] = r;
-    return attributes;
-}
-
+/* A pair loss that needs so many inputs, of which so many get gradients; p and r, and how far its
+   function lies behind the row's. */
 static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
-    mpt__attributes *attributes, mpt_reduction reduction) {
+    mpt_reduction reduction, int required, int gradients, double p, double r, int behind) {
+    mpt__attributes attributes = mpt__no_attributes;
     mpt_context *ctx = mpt__context_of(in, n_in);
     bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
     if (!mpt__good_reduction(ctx, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
         return mpt__null(ctx);
-    attributes->reduction = (uint8_t)reduction;
-    return mpt__apply1(name, op, in, n_in, attributes);
+    attributes.required = (uint8_t)required;
+    attributes.index[0] = behind, attributes.index[1] = gradients;
+    attributes.imm[0] = p, attributes.imm[1] = r;
+    attributes.reduction = (uint8_t)reduction;
+    return mpt__apply1(name, op, in, n_in, &attributes);
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -212,10 +208,9 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
         for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
         in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
     }
-    double each = config->label_smoothing / (double)shape.dim[dim];
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
     mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
-    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, reduction, 2, 2,
+        config->label_smoothing, config->label_smoothing / (double)shape.dim[dim], 0);
     if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
     return mpt__spares_end(&spares, loss);
 }
@@ -411,33 +406,29 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 static mpt_tensor mpt__apply_plain_pair(
     const char *name, int op, mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
     mpt_tensor in[] = {input, target};
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+    return mpt__apply_pair(name, op, in, 2, reduction, 2, 2, 0.0, 0.0, 0);
 }
 
-mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-    return mpt__apply_plain_pair("mpt_mse_loss", MPT__OP_mse_loss, input, target, reduction);
-}
-mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-    return mpt__apply_plain_pair("mpt_l1_loss", MPT__OP_l1_loss, input, target, reduction);
-}
-mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-    return mpt__apply_plain_pair(
-        "mpt_soft_margin_loss", MPT__OP_soft_margin_loss, input, target, reduction);
-}
+#define MPT__DEFINE_LOSS(name) \
+    mpt_tensor mpt_##name(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) { \
+        return mpt__apply_plain_pair("mpt_" #name, MPT__OP_##name, input, target, reduction); \
+    }
+MPT__DEFINE_LOSS(mse_loss)
+MPT__DEFINE_LOSS(l1_loss)
+MPT__DEFINE_LOSS(soft_margin_loss)
+#undef MPT__DEFINE_LOSS
 
 /* With a number, called `what`, that must be `good`. */
 static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor input,
     mpt_tensor target, mpt_reduction reduction, double number, const char *what, const char *good) {
     mpt_tensor in[] = {input, target};
-    mpt__attributes attributes =
-        mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
     mpt_context *ctx = mpt__context_of(in, 2);
     if (!mpt__good_number(ctx, name, what, number, good)) return mpt__null(ctx);
     /* With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
-    if (op == MPT__OP_smooth_l1_loss && !(number > 0.0))
-        attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;
-    return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+    bool l1 = op == MPT__OP_smooth_l1_loss && !(number > 0.0);
+    return mpt__apply_pair(name, op, in, 2, reduction, 2,
+        op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0,
+        l1 ? (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1 : 0);
 }
 
 mpt_tensor mpt_smooth_l1_loss(
@@ -459,25 +450,22 @@ mpt_tensor mpt_hinge_embedding_loss(
 mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
     mpt_tensor weight, mpt_tensor pos_weight, mpt_reduction reduction) {
     mpt_tensor in[] = {logits, target, weight, pos_weight};
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
-        MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+        MPT__OP_binary_cross_entropy_with_logits, in, 4, reduction, 2, 2, 0.0, 0.0, 0);
 }
 
 mpt_tensor mpt_binary_cross_entropy(
     mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction) {
     mpt_tensor in[] = {probabilities, target, weight};
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    return mpt__apply_pair(
-        "mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3, &attributes, reduction);
+    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
+        reduction, 2, 2, 0.0, 0.0, 0);
 }
 
 mpt_tensor mpt_kl_div(
     mpt_tensor input, mpt_tensor target, bool log_target, mpt_reduction reduction) {
     mpt_tensor in[] = {input, target};
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
-    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
+    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, reduction, 2, 2, 0.0, 0.0,
+        log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0);
 }
 
 mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor variance,
@@ -496,17 +484,15 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
         in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
     }
     double half_log_2_pi = 0.91893853320467274;
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
-    return mpt__spares_end(
-        &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3,
+                                        reduction, 3, 3, eps, full ? half_log_2_pi : 0.0, 0));
 }
 
 mpt_tensor mpt_margin_ranking_loss(
     mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction) {
     mpt_tensor in[] = {a, b, target};
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
-    return mpt__apply_pair(
-        "mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3, &attributes, reduction);
+    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3, reduction,
+        3, 3, margin, 0.0, 0);
 }
 
 mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input, bool full,
@@ -515,9 +501,8 @@ mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_in
     mpt_tensor in[] = {input, target};
     if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
         return mpt__null(mpt__context_of(in, 2));
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
-    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
-    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, reduction, 2, 2, eps, full,
+        log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0);
 }
 
 /* ---- Means over the classes, the last dimension ---- */
@@ -537,9 +522,8 @@ mpt_tensor mpt_multilabel_soft_margin_loss(
     spares.count = 0;
     if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
         return mpt__null(mpt__context_of(in, 3));
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
-        &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+        reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE, 2, 2, 0.0, 0.0, 0);
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
@@ -579,9 +563,8 @@ mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, do
         in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
         in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
     }
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
-    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
-        reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3,
+        reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE, 3, 3, margin, p, 0);
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
@@ -630,9 +613,8 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
     of[0] = mpt__distance(&spares, in[0], in[1], eps);
     of[1] = mpt__distance(&spares, in[0], in[2], eps);
     if (swap) of[2] = mpt__distance(&spares, in[1], in[2], eps);
-    mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
     return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
-                                                    swap ? 3 : 2, &attributes, reduction));
+                                        swap ? 3 : 2, reduction, 2, 3, margin, swap, 0));
 }
 
 /* ---- Cosines ----
@@ -729,9 +711,8 @@ mpt_tensor mpt_cosine_embedding_loss(
     if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
     mpt__products(&spares, in, -1, of);
     of[3] = target;
-    mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
-    return mpt__spares_end(&spares,
-        mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4, &attributes, reduction));
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
+                                        reduction, 4, 3, margin, eps, 0));
 }
 MPT__END_REGION
 

@@ -580,20 +580,17 @@ static mpt_tensor mpt__apply_pool(
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
-mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool(
-        "mpt_max_pool2d", MPT__OP_max_pool2d, x, mpt__pooling_attributes(config));
-}
-mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool(
-        "mpt_avg_pool2d", MPT__OP_avg_pool2d, x, mpt__pooling_attributes(config));
-}
-mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool1d("mpt_max_pool1d", MPT__OP_max_pool2d, x, config);
-}
-mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config) {
-    return mpt__apply_pool1d("mpt_avg_pool1d", MPT__OP_avg_pool2d, x, config);
-}
+#define MPT__DEFINE_POOL(kind) \
+    mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, x, \
+            mpt__pooling_attributes(config)); \
+    }
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
 mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width) {
     return mpt__apply_pool(
         "mpt_adaptive_max_pool2d", MPT__OP_max_pool2d, x, mpt__adaptive_attributes(height, width));
