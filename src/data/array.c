@@ -378,14 +378,11 @@ mpt_dataset mpt_npz(mpt_context *ctx, const char *path, const char *inputs, cons
 
 /* ==== Raw numbers in files ==== */
 
-mpt_raw_config mpt_raw_config_default(void) {
-    mpt_raw_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_raw_config, {
     config.dtype = MPT_F32;
     config.target_dtype = MPT_I64;
     config.shape = config.target_shape = MPT_SCALAR;
-    return config;
-}
+})
 
 /* Inputs and targets in their files: owned[0], with the paths behind it. */
 typedef struct {

@@ -380,16 +380,13 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
 
 /* ==== Memory, user ==== */
 
-mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
-    mpt_memory_dataset_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_memory_dataset_config, {
     config.dtype = MPT_F32;
     config.target_dtype = MPT_I64;
     config.shape = MPT_SCALAR;
     config.target_shape = MPT_SCALAR;
     config.copy = true;
-    return config;
-}
+})
 
 /* The caller's memory, or a copy of it in owned[part]; NULL with an error recorded. */
 static const uint8_t *mpt__data_take(mpt_context *ctx, mpt__dataset *dataset, int part,

@@ -10,13 +10,10 @@
 
 #include "data/decode.c"
 
-mpt_image_config mpt_image_config_default(void) {
-    mpt_image_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_image_config, {
     config.channels = 3;
     config.max_pixels = INT64_C(1) << 25;
-    return config;
-}
+})
 
 #ifdef MPTRAIN_STB_IMAGE
 

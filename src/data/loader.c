@@ -506,15 +506,12 @@ bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
 
 /* ==== Making and ending loaders ==== */
 
-mpt_loader_config mpt_loader_config_default(void) {
-    mpt_loader_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_loader_config, {
     config.batch = 64;
     config.prefetch = 2;
     config.world = 1;
     config.dtype = MPT_F32;
-    return config;
-}
+})
 
 /* Ends and joins the workers; safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {

@@ -12,14 +12,11 @@
 #include "data/dataset.c"
 #include "data/numbers.c"
 
-mpt_table_config mpt_table_config_default(void) {
-    mpt_table_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_table_config, {
     config.delimiter = ',';
     config.header = true;
     config.dtype = MPT_F32;
-    return config;
-}
+})
 
 #ifdef MPTRAIN_NO_TABLES
 

@@ -710,12 +710,7 @@ mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
 
-mpt_window_config mpt_window_config_default(void) {
-    mpt_window_config config;
-    mpt__zero(config);
-    config.block = 128;
-    return config;
-}
+MPT__DEFAULTS(mpt_window_config, config.block = 128;)
 
 /* A row of tokens, in memory (owned[1]) or in a file. */
 typedef struct {

@@ -9,6 +9,14 @@
 #include "ground/files.c"
 
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
+/* The function that gives a config of zeros but for what the statements set. */
+#define MPT__DEFAULTS(type, ...) \
+    type type##_default(void) { \
+        type config; \
+        mpt__zero(config); \
+        __VA_ARGS__ \
+        return config; \
+    }
 
 /* Whether nothing is to be computed, drawn, decoded or written: core/plan.c. */
 #ifdef MPTRAIN_NO_FRUGAL

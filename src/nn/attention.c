@@ -193,12 +193,7 @@ mpt_hash_grid_config mpt_hash_grid_config_default(void) {
     return config;
 }
 
-mpt_multi_head_config mpt_multi_head_config_default(void) {
-    mpt_multi_head_config config;
-    mpt__zero(config);
-    config.bias = true;
-    return config;
-}
+MPT__DEFAULTS(mpt_multi_head_config, config.bias = true;)
 
 #ifndef MPTRAIN_NO_ATTENTION
 /* Parameters and children of a layer; children: the last projection, norms of queries and keys. */

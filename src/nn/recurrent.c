@@ -6,13 +6,10 @@
 
 #include "nn/attention.c"
 
-mpt_recurrent_config mpt_recurrent_config_default(void) {
-    mpt_recurrent_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_recurrent_config, {
     config.layers = 1;
     config.bias = true;
-    return config;
-}
+})
 
 #ifdef MPTRAIN_NO_RECURRENT
 

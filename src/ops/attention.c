@@ -554,18 +554,9 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    mpt__zero(config);
-    return config;
-}
+MPT__DEFAULTS(mpt_attention_config, )
 
-mpt_rope_config mpt_rope_config_default(void) {
-    mpt_rope_config config;
-    mpt__zero(config);
-    config.base = 10000.0;
-    return config;
-}
+MPT__DEFAULTS(mpt_rope_config, config.base = 10000.0;)
 
 #ifdef MPTRAIN_NO_ATTENTION
 

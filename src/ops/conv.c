@@ -430,14 +430,11 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-mpt_conv_config mpt_conv_config_default(void) {
-    mpt_conv_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_conv_config, {
     for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
     config.groups = 1;
     config.bias = true;
-    return config;
-}
+})
 
 /* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
 static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {

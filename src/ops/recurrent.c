@@ -10,11 +10,7 @@
 
 #include "ops/resize.c"
 
-mpt_cell_config mpt_cell_config_default(void) {
-    mpt_cell_config how;
-    mpt__zero(how);
-    return how;
-}
+MPT__DEFAULTS(mpt_cell_config, )
 
 #ifdef MPTRAIN_NO_RECURRENT
 

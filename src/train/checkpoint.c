@@ -438,12 +438,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
 
 /* ==== Load ==== */
 
-mpt_load_config mpt_load_config_default(void) {
-    mpt_load_config config;
-    mpt__zero(config);
-    config.strict = true;
-    return config;
-}
+MPT__DEFAULTS(mpt_load_config, config.strict = true;)
 
 enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
 

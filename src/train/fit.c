@@ -9,14 +9,11 @@
 
 #include "train/series.c"
 
-mpt_fit_config mpt_fit_config_default(void) {
-    mpt_fit_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_fit_config, {
     config.epochs = 5;
     config.precision = MPT_F32;
     config.stop_on_nan = config.restore_weights = config.resume = true;
-    return config;
-}
+})
 
 /* The context of the first handle that has one. */
 static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context *c) {

@@ -12,11 +12,7 @@
 
 #ifdef MPTRAIN_NO_WATCH
 
-mpt_muon_config mpt_muon_config_default(void) {
-    mpt_muon_config config;
-    mpt__zero(config);
-    return config;
-}
+MPT__DEFAULTS(mpt_muon_config, )
 
 mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
     (void)config;
@@ -26,15 +22,12 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 
 #else
 
-mpt_muon_config mpt_muon_config_default(void) {
-    mpt_muon_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_muon_config, {
     config.lr = 1e-3, config.weight_decay = 0.1;
     config.momentum = 0.95, config.nesterov = true;
     config.ns_steps = 5, config.eps = 1e-7;
     config.adamw = mpt_adamw_config_default();
-    return config;
-}
+})
 
 /* Of a group: 1 - momentum on the device, and the momentum of which it was made. No slot: AdamW
    updates the group. */

@@ -10,12 +10,7 @@
 
 #include "train/update.c"
 
-mpt_user_optimizer_config mpt_user_optimizer_config_default(void) {
-    mpt_user_optimizer_config config;
-    mpt__zero(config);
-    config.lr = 1e-3;
-    return config;
-}
+MPT__DEFAULTS(mpt_user_optimizer_config, config.lr = 1e-3;)
 
 #ifdef MPTRAIN_NO_WATCH /* which small targets define */
 

@@ -10,14 +10,11 @@
 
 #include "train/resume.c"
 
-mpt_checkpoint_config mpt_checkpoint_config_default(void) {
-    mpt_checkpoint_config config;
-    mpt__zero(config);
+MPT__DEFAULTS(mpt_checkpoint_config, {
     config.every = 1000;
     config.keep = 2;
     config.resume = true;
-    return config;
-}
+})
 
 static mpt_checkpoint_stats mpt__checkpoint_nothing(void) {
     mpt_checkpoint_stats stats;
