@@ -113,8 +113,8 @@ static void mpt__cpu_embedding_run(
     }
     mpt__cpu_check_indices(call, ids, w.each.size);
     int64_t work = mpt__cpu_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
-    mpt__parallel(call->pool, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
-        mpt__cpu_cost(call, work, 1.0), fn, &w);
+    mpt__cpu_for(
+        call, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk), work, 1.0, fn, &w);
 }
 
 static void mpt__cpu_embedding(const mpt__cpu_call *call) {
@@ -189,8 +189,8 @@ static void mpt__cpu_rope(const mpt__cpu_call *call) {
     w.call = call;
     w.from = mpt__cpu_view_of(call, 0), w.to = mpt__cpu_view_of(call, 1);
     const int64_t work = mpt__cpu_times(mpt__cpu_times(size[0], size[1]), size[2] * size[3]);
-    mpt__parallel(call->pool, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS),
-        mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
+    mpt__cpu_for(
+        call, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS), work, 3.0, mpt__cpu_rope_chunk, &w);
 }
 
 /* ==== Hash grids ==== */
@@ -277,7 +277,7 @@ static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
     w.places = mpt__cpu_view_of(call, 1 - back);
     w.tables = mpt__cpu_view_of(call, 2 * back), w.rows = mpt__cpu_view_of(call, 2 - back);
     const int64_t levels = w.table->shape[0], work = mpt__cpu_times(w.place->shape[0], levels);
-    mpt__parallel(call->pool, levels, mpt__cpu_cost(call, work, 40.0), mpt__cpu_grid_level, &w);
+    mpt__cpu_for(call, levels, work, 40.0, mpt__cpu_grid_level, &w);
 }
 
 /* ==== Attention: what its three kernels share ==== */

@@ -585,8 +585,7 @@ static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
         const mpt__gemm_image *g = w.lines.x;
         const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
         if (!weights) mpt__depth_lay_out(&w, w.memory);
-        mpt__parallel(
-            call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0), mpt__depth_chunk, &w);
+        mpt__cpu_for(call, w.lines.chunks, products, 1.0, mpt__depth_chunk, &w);
         if (weights) mpt__depth_add_slices(&w);
     }
 }

@@ -17,8 +17,7 @@
 /* ==== The end of a product ==== */
 
 /* level->finish where C or the bias is not contiguous along N, by way of rows that are. */
-static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-    int64_t rows, int64_t columns) {
+static void mpt__gemm_finish(MPT__FINISH_TAKES) {
     enum { WIDTH = 64 };
     const int bytes = mpt__dtype_info[g->c_dtype].bytes;
     const int64_t step = g->c_column * bytes;
@@ -33,7 +32,7 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
         return;
     }
     if (g->c_column == 1 && (!g->bias.data || g->bias.inner == 1)) {
-        g->level->finish(g, sum, ld, i, j, rows, columns);
+        g->level->finish(MPT__FINISH_GIVES);
         return;
     }
     for (int64_t r = 0; r < rows; r++)

@@ -7,6 +7,10 @@
 
 #include "cpu/elementwise.c"
 
+/* Chunks of work on `count` elements that take ns each. */
+#define mpt__cpu_for(call, chunks, count, ns, run, work) \
+    mpt__parallel((call)->pool, chunks, mpt__cpu_cost(call, count, ns), run, work)
+
 /* Floats better kept out of the caches: with two operands more than 32 MB of L3 hold. On Zen 4
    they, and the kernel that reads them, gain from half as many on. */
 #define MPT__BEYOND_CACHE (4 << 20)
@@ -44,8 +48,7 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
         if (replaced || !mpt__cpu_is_real(o[k].dtype) || mpt__cpu_dense(&o[k]) < 0) return false;
     }
     mpt__cpu_call work = *call;
-    mpt__parallel(call->pool, mpt__cpu_chunks(n, MPT__CHUNK), mpt__cpu_cost(call, n, 2.0),
-        mpt__cpu_stream_chunk, &work);
+    mpt__cpu_for(call, mpt__cpu_chunks(n, MPT__CHUNK), n, 2.0, mpt__cpu_stream_chunk, &work);
     return true;
 }
 
@@ -143,8 +146,8 @@ static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int ope
     map.body = mpt__cpu_lookup_body;
     map.table = (mpt__real *)call->workspace;
     map.call = call, map.operands = operands;
-    mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
-        mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make, &map);
+    mpt__cpu_for(call, MPT__LOOKUP_SIZE / MPT__BLOCK, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW,
+        mpt__cpu_lookup_make, &map);
     mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 

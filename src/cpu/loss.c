@@ -488,9 +488,8 @@ static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
         w.g = mpt__cpu_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
     if (launch->function == MPT__FN_BCE && !backward) mpt__cpu_check_probabilities(&w);
     int64_t count = w.walk[0].loop.count, chunks = mpt__cpu_chunks(count, MPT__CHUNK);
-    mpt__parallel(call->pool, chunks,
-                  mpt__cpu_cost(call, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns),
-                  mpt__cpu_pair_chunk, &w);
+    mpt__cpu_for(call, chunks, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns,
+        mpt__cpu_pair_chunk, &w);
     if (!w.sums) return;
     for (int64_t step = 1; step < chunks; step *= 2)
         for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];

@@ -946,8 +946,8 @@ static void mpt__batches_pass(
     for (int k = 0; k < MPT__OF_COUNT; k++)
         for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
             b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
-    mpt__parallel(call->pool, b->chunks * b->tiles,
-        mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns), mpt__batches_task, b);
+    mpt__cpu_for(call, b->chunks * b->tiles, mpt__cpu_numel(&call->launch->operand[0]), ns,
+        mpt__batches_task, b);
     if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
@@ -1035,11 +1035,10 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
     w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
-    mpt__parallel(call->pool, w.chunks * w.groups, mpt__cpu_cost(call, all, w.back ? 8.0 : 5.0),
-        mpt__norm_task, &w);
+    mpt__cpu_for(call, w.chunks * w.groups, all, w.back ? 8.0 : 5.0, mpt__norm_task, &w);
     if (w.back)
-        mpt__parallel(call->pool, 2 * mpt__cpu_chunks(groups, MPT__BLOCK),
-            mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+        mpt__cpu_for(call, 2 * mpt__cpu_chunks(groups, MPT__BLOCK), groups * w.chunks, 1.0,
+            mpt__norm_join, &w);
 }
 #endif
 

@@ -129,6 +129,13 @@ typedef struct mpt__gemm {
         int rows, int columns, int how
 #define MPT__TILE_GIVES depth, a, b, c, ldc, rows, columns, how
 typedef void mpt__gemm_tile(MPT__TILE_TAKES);
+#define MPT__PACK_TAKES \
+    const mpt__gemm_side *side, int64_t outer, int64_t count, int64_t k, int64_t depth
+#define MPT__PACK_GIVES side, outer, count, k, depth
+#define MPT__FINISH_TAKES \
+    const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j, int64_t rows, \
+        int64_t columns
+#define MPT__FINISH_GIVES g, sum, ld, i, j, rows, columns
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
@@ -157,14 +164,12 @@ struct mpt__gemm_level {
     /* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
        Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
        are not for this level. */
-    bool (*pack)(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, int64_t count,
-        int64_t k, int64_t depth);
+    bool (*pack)(void *panel, bool b, MPT__PACK_TAKES);
     /* to[0..n) = the n elements at `from`, `step` apart. */
     void (*load)(float *to, const char *from, int64_t step, int64_t n, int dtype, int round);
     /* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself.
        C and the bias are contiguous along N. */
-    void (*finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-        int64_t rows, int64_t columns);
+    void (*finish)(MPT__FINISH_TAKES);
     /* What a thread does before its first tile and after its last; NULL: nothing. */
     void (*bracket)(bool begin);
     /* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */

@@ -234,8 +234,7 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
     w.run = mpt__cpu_resize_run(launch);
     w.chunks = mpt__cpu_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
     int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
-    mpt__parallel(call->pool, planes / w.run * w.chunks,
-        mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
+    mpt__cpu_for(call, planes / w.run * w.chunks, planes * w.image.rows * w.image.columns, 12.0,
         backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
 #endif

@@ -5,7 +5,7 @@
 #ifndef MPT__CPU_ROWS_INCLUDED
 #define MPT__CPU_ROWS_INCLUDED
 
-#include "cpu/elementwise.c"
+#include "cpu/halves.c"
 
 /* ==== Reductions ==== */
 
@@ -182,12 +182,10 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
     const int64_t tiles = mpt__cpu_chunks(outputs, w.tile);
     w.partial = (mpt__real *)call->workspace;
     if (outputs == 0) return;
-    mpt__parallel(call->pool, tiles * w.chunks,
-        mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0), mpt__cpu_reduce_chunk,
-        &w);
+    mpt__cpu_for(call, tiles * w.chunks, mpt__cpu_times(outputs, w.reduced.count), 2.0,
+        mpt__cpu_reduce_chunk, &w);
     if (w.chunks > 1)
-        mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
-            mpt__cpu_reduce_finish, &w);
+        mpt__cpu_for(call, tiles, outputs * w.chunks, 15.0, mpt__cpu_reduce_finish, &w);
 }
 
 /* ---- Sums of squares beyond fp32 ---- */
@@ -276,8 +274,8 @@ static void mpt__cpu_squares(const mpt__cpu_call *call) {
     mpt__cpu_reduce_loops(call->launch, &w);
     mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
     w.tile = MPT__BLOCK;
-    mpt__parallel(call->pool, mpt__cpu_chunks(w.in.loop.count, w.tile),
-        mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
+    mpt__cpu_for(call, mpt__cpu_chunks(w.in.loop.count, w.tile), w.in.loop.count, 2.0,
+        mpt__cpu_squares_chunk, &w);
 }
 
 /* ==== Along one dimension ==== */
@@ -299,6 +297,7 @@ static int64_t mpt__cpu_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 
    offsets of one line, or of the first of equally spaced ones, and behind them the number of the
    thread. */
 typedef struct mpt__cpu_axis_work mpt__cpu_axis_work;
+#define MPT__LINE_TAKES const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines
 struct mpt__cpu_axis_work {
     const mpt__routines *routines;
     int operands;
@@ -309,7 +308,7 @@ struct mpt__cpu_axis_work {
     int64_t size, first, step;     /* that an index selects from; what stands for indices */
     struct mpt__cpu_rank *places;  /* for sorting: `room` and as many again for each thread */
     int64_t room;
-    void (*line)(const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines);
+    void (*line)(MPT__LINE_TAKES);
 };
 
 static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
@@ -350,8 +349,8 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
     }
     int64_t lines = w->walk[0].loop.count, rows = mpt__cpu_chunk_rows(w->n);
     if (w->n == 0) return; /* lines without elements can be 2^40 */
-    mpt__parallel(call->pool, mpt__cpu_chunks(lines, rows),
-        mpt__cpu_cost(call, mpt__cpu_times(lines, w->n), ns), mpt__cpu_axis_chunk, w);
+    mpt__cpu_for(call, mpt__cpu_chunks(lines, rows), mpt__cpu_times(lines, w->n), ns,
+        mpt__cpu_axis_chunk, w);
 }
 
 /* Elements at .. at+n-1 of a line of operand k. */
@@ -370,8 +369,7 @@ static const mpt__real *mpt__cpu_argmax_part(
 }
 
 /* Finds the part that holds the first maximum, then looks into it. */
-static void mpt__cpu_argmax_line(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_argmax_line(MPT__LINE_TAKES) {
     enum { PART = 128 };
     mpt__real best = -mpt__real_infinity(), x[PART];
     const mpt__real *from;
@@ -403,8 +401,7 @@ static void mpt__cpu_argmax(const mpt__cpu_call *call) {
     mpt__cpu_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
-static void mpt__cpu_scatter_axis_line(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_scatter_axis_line(MPT__LINE_TAKES) {
     int64_t index = mpt__cpu_get_integer(&w->walk[0].view, offset[0]);
     mpt__real value = mpt__cpu_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
     (void)lines;
@@ -485,8 +482,7 @@ static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int
     }
 }
 
-static void mpt__cpu_gather_lines(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_gather_lines(MPT__LINE_TAKES) {
     const mpt__cpu_walk *from = &w->walk[0], *to = &w->walk[2];
     const int64_t run = mpt__cpu_index_run(w, 1, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
@@ -508,8 +504,7 @@ static void mpt__cpu_gather_lines(
         }
 }
 
-static void mpt__cpu_scatter_add_lines(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_scatter_add_lines(MPT__LINE_TAKES) {
     const mpt__cpu_walk *from = &w->walk[1], *to = &w->walk[2];
     const int64_t run = mpt__cpu_index_run(w, 0, lines);
     const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
@@ -574,8 +569,7 @@ static void mpt__cpu_triangle(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
-static void mpt__cpu_cumsum_line(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_cumsum_line(MPT__LINE_TAKES) {
     mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
     double sum = 0;
     (void)lines;
@@ -639,8 +633,7 @@ static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
     return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
-static void mpt__cpu_argsort_line(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_argsort_line(MPT__LINE_TAKES) {
     mpt__cpu_rank *places = w->places + 2 * w->room * offset[3];
     const int64_t k = w->size;
     mpt__real block[MPT__BLOCK];
@@ -811,8 +804,7 @@ static mpt__cpu_lines mpt__cpu_axis_lines(
     return l;
 }
 
-static void mpt__cpu_softmax_lines(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_lines(MPT__LINE_TAKES) {
     const mpt__routines *routines = w->routines;
     mpt__cpu_lines from = mpt__cpu_axis_lines(w, 0, offset), to = mpt__cpu_axis_lines(w, 1, offset);
     mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
@@ -835,8 +827,7 @@ static void mpt__cpu_softmax_lines(
 }
 
 /* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
-static void mpt__cpu_softmax_backward_lines(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_backward_lines(MPT__LINE_TAKES) {
     const mpt__routines *routines = w->routines;
     mpt__cpu_lines y = mpt__cpu_axis_lines(w, 0, offset), dy = mpt__cpu_axis_lines(w, 1, offset);
     mpt__cpu_lines dx = mpt__cpu_axis_lines(w, 2, offset);
@@ -871,8 +862,7 @@ static void mpt__cpu_softmax_backward_lines(
 }
 
 /* Rows that lie dense, where a level has routines for them. */
-static void mpt__cpu_softmax_rows(
-    const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_rows(MPT__LINE_TAKES) {
     mpt__real *row[3] = {NULL, NULL, NULL};
     for (int64_t r = 0; r < lines; r++) {
         for (int k = 0; k < w->operands; k++) {

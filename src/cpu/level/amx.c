@@ -128,8 +128,8 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth, int dtype, int round, int parts) {
+MPT__OP bool mpt__amx_pack_as(
+    char *panel, bool b, MPT__PACK_TAKES, int dtype, int round, int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
     const int64_t o_step = side->outer, k_step = side->inner;
     const char *from = side->data + (outer * o_step + k * k_step) * bytes;
@@ -148,29 +148,27 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
 }
 
 /* A panel of a side that is contiguous in one direction, and fp32 if it is to be rounded. */
-MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, MPT__PACK_TAKES) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
     if (dtype == DTYPE && round == ROUND) { \
-        return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
+        return mpt__amx_pack_as(panel, b, MPT__PACK_GIVES, DTYPE, ROUND, PARTS); \
     }
     MPT__AMX_PACK(MPT_BF16, 0, 1)
     MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
     MPT__AMX_PACK(MPT_F16, 0, 2)
     MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
-    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, MPT_F32, 0, 2);
+    return mpt__amx_pack_as(panel, b, MPT__PACK_GIVES, MPT_F32, 0, 2);
 }
 
-static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth, int parts) {
+static bool mpt__amx_pack_of(void *panel, bool b, MPT__PACK_TAKES, int parts) {
     float gathered[16 * MPT__AMX_K];
     const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
     const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
     char *to = (char *)panel;
     bool good = true;
     if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0))
-        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
+        return mpt__amx_pack_dense(to, b, MPT__PACK_GIVES);
     for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
         const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
         for (int64_t o = 0; o < count; o += 16) {
@@ -294,9 +292,8 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 #define MPT__AMX_TILE_OF(name, N) \
     static void name(MPT__TILE_TAKES) { mpt__amx_tile_of(MPT__TILE_GIVES, N); }
 #define MPT__AMX_PACK_OF(name, PARTS) \
-    static bool name(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
-                     int64_t count, int64_t k, int64_t depth) { \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS); \
+    static bool name(void *panel, bool b, MPT__PACK_TAKES) { \
+        return mpt__amx_pack_of(panel, b, MPT__PACK_GIVES, PARTS); \
     }
 MPT__AMX_TILE_OF(mpt__amx_tile, 1)
 MPT__AMX_TILE_OF(mpt__amx_split_tile, 4)

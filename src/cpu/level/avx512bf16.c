@@ -59,15 +59,12 @@ MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-    int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void mpt__bf16x2_finish_half(MPT__FINISH_TAKES) {
     mpt__avx512_gemm_finish_as(
-        g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as, mpt__bf16x2_store_both);
+        MPT__FINISH_GIVES, MPT_BF16, mpt__bf16x2_store_as, mpt__bf16x2_store_both);
 }
-static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-    int64_t j, int64_t rows, int64_t columns) {
-    (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(
-        g, sum, ld, i, j, rows, columns);
+static void mpt__bf16x2_finish(MPT__FINISH_TAKES) {
+    (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(MPT__FINISH_GIVES);
 }
 
 MPT__OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
@@ -140,8 +137,7 @@ MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *fro
     }
 }
 
-MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, MPT__PACK_TAKES) {
     const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;

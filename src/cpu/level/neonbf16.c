@@ -101,8 +101,7 @@ MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *fro
         }
 }
 
-MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, MPT__PACK_TAKES) {
     const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -194,15 +193,12 @@ MPT__OP void mpt__bf16x4_store_both(void *p, v_f a, v_f b, int dtype) {
     mpt__bf16x4_store_as(p, a, 4, dtype);
     mpt__bf16x4_store_as((char *)p + 8, b, 4, dtype);
 }
-MPT__FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                                     int64_t j, int64_t rows, int64_t columns) {
-    mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x4_store_as,
-                             mpt__bf16x4_store_both);
+MPT__FN void mpt__bf16x4_finish_half(MPT__FINISH_TAKES) {
+    mpt__neon_gemm_finish_as(
+        MPT__FINISH_GIVES, MPT_BF16, mpt__bf16x4_store_as, mpt__bf16x4_store_both);
 }
-static void mpt__bf16x4_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                               int64_t j, int64_t rows, int64_t columns) {
-    (g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
-                                                                               rows, columns);
+static void mpt__bf16x4_finish(MPT__FINISH_TAKES) {
+    (g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(MPT__FINISH_GIVES);
 }
 
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g);

@@ -381,8 +381,7 @@ MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
 
 /* A panel of contiguous outer elements. What a vector has past the width is overwritten by the next
    k. */
-MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, MPT__PACK_TAKES) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * bytes;
@@ -478,8 +477,7 @@ MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const cha
 }
 /* A panel of contiguous k, at most MPT__WIDTH or a multiple of it wide; the last k, if no 4, by way
    of the stack. */
-MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, MPT__PACK_TAKES) {
     const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
     const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;
     const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
@@ -515,14 +513,13 @@ MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *
     }
 }
 
-MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side, int64_t outer,
-    int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, MPT__PACK_TAKES) {
     const int width = b ? 2 * MPT__WIDTH : MPT__TILE_ROWS;
     float *panel = (float *)to;
     if (side->inner == 1 && side->outer != 1) {
-        MPT__LEVEL(pack_inner)(panel, width, side, outer, count, k, depth);
+        MPT__LEVEL(pack_inner)(panel, width, MPT__PACK_GIVES);
     } else if (side->outer == 1) {
-        MPT__LEVEL(pack_outer)(panel, width, side, outer, count, k, depth);
+        MPT__LEVEL(pack_outer)(panel, width, MPT__PACK_GIVES);
     } else {
         for (int64_t i = 0; i < depth; i++, panel += width) {
             memset(panel, 0, (size_t)width * sizeof(float));
@@ -537,9 +534,8 @@ MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side,
 
 /* Rows one behind the other are one. A bias that rows share is loaded once. store and both put one
    vector, or two of a tile's width, as elements of dtype. */
-MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-    int64_t j, int64_t rows, int64_t columns, int dtype, void store(void *, v_f, int64_t, int),
-    void both(void *, v_f, v_f, int)) {
+MPT__OP void MPT__LEVEL(gemm_finish_as)(MPT__FINISH_TAKES, int dtype,
+    void store(void *, v_f, int64_t, int), void both(void *, v_f, v_f, int)) {
     const int bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;
     const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;
     const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;
@@ -606,10 +602,9 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
     }
 }
 
-MPT__FN void MPT__LEVEL(gemm_finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-    int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void MPT__LEVEL(gemm_finish)(MPT__FINISH_TAKES) {
     MPT__LEVEL(gemm_finish_as)
-    (g, sum, ld, i, j, rows, columns, g->c_dtype, v_store_as, v_store_both);
+    (MPT__FINISH_GIVES, g->c_dtype, v_store_as, v_store_both);
 }
 
 /* ==== The level ==== */
