@@ -708,13 +708,16 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
     return mpt__sample_out(dataset.context, found, index, sizes->dtype, input, target);
 }
 
-mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
-    mpt_context *ctx = dataset.context;
-    if (!mpt__enter_anyway(ctx, "mpt_dataset_destroy") || !mpt__dataset_at(ctx, dataset))
-        return mpt__status_of(ctx);
-    mpt__object_free(ctx, MPT__DATASET, dataset.slot);
-    return MPT_OK;
-}
+/* The public function that ends an object. */
+#define MPT__DESTROYS(name, TYPE) \
+    mpt_status mpt_##name##_destroy(mpt_##name handle) { \
+        mpt_context *ctx = handle.context; \
+        if (!mpt__enter_anyway(ctx, "mpt_" #name "_destroy") || !mpt__##name##_at(ctx, handle)) \
+            return mpt__status_of(ctx); \
+        mpt__object_free(ctx, TYPE, handle.slot); \
+        return MPT_OK; \
+    }
+MPT__DESTROYS(dataset, MPT__DATASET)
 
 /* ==== Files ==== */
 

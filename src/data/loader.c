@@ -533,6 +533,10 @@ static int mpt__loader_makers(const mpt__loader *loader) {
     return loader->config.workers > 0 ? loader->config.workers : 1;
 }
 
+static size_t mpt__loader_scratches(const mpt__loader *loader) {
+    return (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
+}
+
 /* One loader more or less reads a dataset. */
 static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
     dataset->loaders += by;
@@ -543,9 +547,6 @@ static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
 static void mpt__loader_free(mpt_context *ctx, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
     mpt__base *base = &ctx->base;
-    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
-    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
-    size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
     loader->held = false; /* nobody fills its slot again */
     mpt__batch_end(ctx, loader);
@@ -559,9 +560,10 @@ static void mpt__loader_free(mpt_context *ctx, void *object) {
         mpt__storage_release(ctx, slot->storage[part]);
     }
     mpt__room_free(ctx, loader->slots, loader->slot_count);
-    mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
-    mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
-    mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
+    mpt__release(base, loader->scratch, mpt__loader_scratches(loader), MPT_MEMORY_BATCH);
+    mpt__release(base, loader->order, (size_t)loader->total * sizeof(int64_t), MPT_MEMORY_BATCH);
+    mpt__release(base, loader->weight_sums, (size_t)loader->dataset->count * sizeof(double),
+        MPT_MEMORY_BATCH);
     mpt__dataset_loaders(loader->dataset, -1);
     mpt__dataset_release(ctx, loader->dataset);
 }
@@ -597,18 +599,19 @@ static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
 static bool mpt__loader_allocate(mpt_context *ctx, mpt__loader *loader) {
     mpt__base *base = &ctx->base;
     const double *weights = loader->config.weights;
-    size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
-    size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
-    size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
-    size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
-    loader->slots = (mpt__loader_slot *)mpt__host_new(ctx, slot_bytes);
-    loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
-    if (weights) loader->weight_sums = (double *)mpt__allocate(base, sums_bytes, MPT_MEMORY_BATCH);
+    loader->slots =
+        (mpt__loader_slot *)mpt__host_new(ctx, (size_t)loader->slot_count * sizeof *loader->slots);
+    loader->scratch =
+        (uint8_t *)mpt__allocate(base, mpt__loader_scratches(loader), MPT_MEMORY_BATCH);
+    if (weights)
+        loader->weight_sums = (double *)mpt__allocate(
+            base, (size_t)loader->dataset->count * sizeof(double), MPT_MEMORY_BATCH);
     for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
         loader->weight_sums[i] = weights[i] + (i > 0 ? loader->weight_sums[i - 1] : 0.0);
     loader->config.weights = NULL; /* the caller's */
     if (loader->config.shuffle || weights)
-        loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
+        loader->order = (int64_t *)mpt__allocate(
+            base, (size_t)loader->total * sizeof(int64_t), MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
         int part = (int)(i % MPT__BATCH_PARTS);
@@ -792,12 +795,6 @@ mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     return stats;
 }
 
-mpt_status mpt_loader_destroy(mpt_loader handle) {
-    mpt_context *ctx = handle.context;
-    if (!mpt__enter_anyway(ctx, "mpt_loader_destroy") || !mpt__loader_at(ctx, handle))
-        return mpt__status_of(ctx);
-    mpt__object_free(ctx, MPT__LOADER, handle.slot);
-    return MPT_OK;
-}
+MPT__DESTROYS(loader, MPT__LOADER)
 
 #endif

@@ -697,13 +697,7 @@ int64_t mpt_decode(
     return length;
 }
 
-mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
-    mpt_context *ctx = tokenizer.context;
-    if (!mpt__enter_anyway(ctx, "mpt_tokenizer_destroy") || !mpt__tokenizer_at(ctx, tokenizer))
-        return mpt__status_of(ctx);
-    mpt__object_free(ctx, MPT__TOKENIZER, tokenizer.slot);
-    return MPT_OK;
-}
+MPT__DESTROYS(tokenizer, MPT__TOKENIZER)
 
 #endif /* MPTRAIN_NO_TEXT */
 
