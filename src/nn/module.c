@@ -181,6 +181,10 @@ static mpt__module *mpt__walk_next(mpt__walk *walk) {
     return NULL;
 }
 
+/* Loops over the modules of a tree, the root first. */
+#define MPT__EACH_MODULE(module, walk, ctx, root) \
+    for (module = mpt__walk_begin(walk, ctx, root); module; module = mpt__walk_next(walk))
+
 /* A tensor of a module's state, and its path in the tree. */
 typedef struct {
     mpt__tensor *tensor;
@@ -265,8 +269,8 @@ static mpt_status mpt__add_child(
     for (const mpt__module *above = module; above->parent; depth++)
         above = mpt__module_slot(ctx, above->parent);
     mpt__walk walk;
-    for (const mpt__module *below = mpt__walk_begin(&walk, ctx, child); below;
-         below = mpt__walk_next(&walk)) {
+    const mpt__module *below;
+    MPT__EACH_MODULE(below, &walk, ctx, child) {
         if (below == module)
             return mpt__error(ctx, ARGUMENT, "the child contains the module itself");
         if (walk.depth > most) most = walk.depth;
@@ -591,8 +595,8 @@ static uint32_t mpt__block_new(mpt_context *ctx, mpt_dtype dtype) {
 /* Gives tied parameters the places of their owners, which the walk before this one saw. */
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
     uint32_t mark = walk->mark;
-    mpt__module *module = mpt__walk_begin(walk, walk->context, root);
-    for (; module; module = mpt__walk_next(walk))
+    mpt__module *module;
+    MPT__EACH_MODULE(module, walk, walk->context, root) {
         for (int64_t i = 0; i < module->parameter_count; i++) {
             mpt__module_parameter *row = &module->parameters[i];
             if (!row->owner) continue;
@@ -603,6 +607,7 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
                     walk->path);
             row->parameter = owner->parameters[row->owner_row].parameter;
         }
+    }
     return walk->context->base.status;
 }
 
@@ -610,8 +615,8 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *ctx = walk->context;
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-    mpt__module *module = mpt__walk_begin(walk, ctx, root);
-    for (; module; module = mpt__walk_next(walk)) {
+    mpt__module *module;
+    MPT__EACH_MODULE(module, walk, ctx, root) {
         root->watched |= mpt__looked_at(module);
         module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
         if (!module->path) return ctx->base.status;
@@ -668,18 +673,19 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     mpt__module *root = mpt__module_root(ctx, module);
     if (root->frozen) return MPT_OK;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk))
+    MPT__EACH_MODULE(module, &walk, ctx, root) {
         if (module->frozen) /* its parameters are there */
             return mpt__error(ctx, STATE,
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
+    }
     if (!mpt__ok(ctx)) return ctx->base.status;
     uint32_t block = mpt__block_new(ctx, MPT_F32);
     if (block == UINT32_MAX) return ctx->base.status;
     mpt__number(ctx, root);
     bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
         mpt__freeze_values(&walk, root, block) == MPT_OK;
-    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
+    MPT__EACH_MODULE(module, &walk, ctx, root) {
         module->frozen = good;
         for (int64_t i = 0; i < module->parameter_count && !good; i++)
             mpt__parameter_drop(ctx, &module->parameters[i]);

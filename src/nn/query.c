@@ -190,14 +190,12 @@ static void mpt__mode_back(mpt__module *module) {
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
-        mpt__mode_put_by(module, training);
+    MPT__EACH_MODULE(module, &walk, ctx, module) { mpt__mode_put_by(module, training); }
 }
 
 static void mpt__modes_end(mpt_context *ctx, mpt__module *module) {
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
-        mpt__mode_back(module);
+    MPT__EACH_MODULE(module, &walk, ctx, module) { mpt__mode_back(module); }
 }
 #endif
 
@@ -228,9 +226,9 @@ static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
     mpt__walk walk;
-    found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk))
+    MPT__EACH_MODULE(found, &walk, module.context, found) {
         if (!on || mpt__may_train(module.context, found)) found->training = on;
+    }
     return module.context->base.status;
 }
 
@@ -247,7 +245,7 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
     mpt__module *found = mpt__module_enter(module, "mpt_freeze");
     if (!found) return mpt__status_of(ctx);
     mpt__walk walk;
-    for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+    MPT__EACH_MODULE(found, &walk, ctx, found) {
         if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
         found->fixed = on;
         if (found->frozen) mpt__parameters_collect(ctx, found, !on);
@@ -425,8 +423,7 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;
     mpt__walk walk;
-    found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk)) {
+    MPT__EACH_MODULE(found, &walk, module.context, found) {
         mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
         mpt__summary_module(module.context, &summary, found);
     }
