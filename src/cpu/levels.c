@@ -260,7 +260,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_hash_grid_backward mpt__cpu_hash_grid
 #define mpt__cpu_attention_dq mpt__cpu_attention
 #define mpt__cpu_attention_dkv mpt__cpu_attention
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#ifndef MPT__HAS_NORMS
 #define mpt__cpu_norm NULL
 #else
 #define mpt__cpu_norm mpt__norm_run
@@ -303,7 +303,7 @@ static const struct {
     {MPT__K_INTERPOLATE, mpt__cpu_resize_workspace},
     {MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize_workspace},
 #endif
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
     {MPT__K_NORM, mpt__norm_workspace},
     {MPT__K_NORM_BACKWARD, mpt__norm_workspace},
 #endif

@@ -10,7 +10,7 @@
 
 #include "cpu/conv_rows.c"
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 
 /* ==== Norms ==== */
 

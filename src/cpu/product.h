@@ -179,7 +179,7 @@ struct mpt__gemm_level {
     int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#ifndef MPT__HAS_NORMS
 #define MPT__GEMM_CONV_OF(function) NULL
 #else
 #define MPT__GEMM_CONV_OF(function) function

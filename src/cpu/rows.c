@@ -898,7 +898,7 @@ static void mpt__cpu_softmax_backward(const mpt__cpu_call *call) {
 
 /* ==== Norms: the routines of their rows ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 static MPT__INLINE mpt__real *mpt__cpu_norm_row(const mpt__norm_block *b, int part, int64_t r) {
     return !b->data[part] ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
 }

@@ -28,7 +28,7 @@ static uint16_t mpt__halves_one(const char *from, int round) {
 
 /* ==== Rows of norms ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 /* Row r of a part; where there is none, of x, which nobody looks at. */
 static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
     if (b->data[part] == NULL) part = MPT__PART_X;

@@ -19,7 +19,7 @@ static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 
 /* ==== Norms ==== */
 
@@ -116,7 +116,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 /* The stride of dimensions 2 and up as a single one; -1: they do not lie as one. */
 static int64_t mpt__inner_stride(const mpt__tensor *x) {
     int64_t stride = -1, next = -1;

@@ -14,6 +14,9 @@
 
 #define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#define MPT__HAS_NORMS
+#endif
 
 /* ==== Operands ==== */
 

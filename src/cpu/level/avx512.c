@@ -160,7 +160,7 @@ MPT__OP __m256 mpt__v16_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f
         mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
 }
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 /* 32 elements: of bf16 the even places, then the odd ones; others as they lie. */
 MPT__OP void v_load_two(const void *p, v_f *a, v_f *b, int dtype) {
     if (dtype != MPT_BF16) {

@@ -221,7 +221,7 @@ MPT__FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE
 
 /* ==== Lines of pixels ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 MPT__OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
     return v_dot2(sum, v_word(a), b);
 }

@@ -207,7 +207,7 @@ static void MPT__LEVEL(gemm_direct)(MPT__TILE_TAKES) {
 
 /* ==== Lines of pixels ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 #define MPT__LINE_STEP(i) \
     if (i < height) x##i = step(x##i, &MPT__LINES_A##i, b0); \
     if (i < height && wide) y##i = step(y##i, &MPT__LINES_A##i, b1);

@@ -3,7 +3,7 @@
  * tells apart. What is there or wanted beside x is decided where it is used: a loop for each case
  * would not be faster, but large. X(k) are the vectors that make MPT__NORM_LANES.
  * ---- */
-#if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
+#if defined(MPT__V) && defined(MPT__HAS_NORMS)
 
 #define MPT__NORM_AHEAD 4096 /* bytes */
 #define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
