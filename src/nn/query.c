@@ -437,35 +437,20 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
 
 /* ==== Copying, hashing, destroying ==== */
 
-/* Values of one buffer into another, through host memory. */
-static mpt_status mpt__copy_buffer(
-    mpt_context *to, const mpt__buffer *target, mpt_context *from, const mpt__buffer *source) {
+/* Values of a parameter, as fp32, or of a buffer into those of another module, through host
+   memory. */
+static mpt_status mpt__copy_weight(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+    const mpt__buffer *source, bool buffer) {
     const mpt__tensor *a = target->tensor, *b = source->tensor;
-    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
-        return mpt__error(to, SHAPE, "buffer %s is %S here and %S in the source (%s)", target->path,
-            &a->shape, &b->shape, source->path);
-    size_t bytes = (size_t)mpt__tensor_bytes(a);
+    mpt_dtype dtype = buffer ? (mpt_dtype)a->dtype : MPT_F32;
+    if ((buffer && a->dtype != b->dtype) || !mpt__same_shape(a, b))
+        return mpt__error(to, SHAPE, "%s %s is %S here and %S in the source (%s)",
+            buffer ? "buffer" : "parameter", target->path, &a->shape, &b->shape, source->path);
+    size_t bytes = buffer ? (size_t)mpt__tensor_bytes(a)
+                          : ((size_t)mpt__tensor_numel(a) + 1) * sizeof(float);
     void *values = mpt__host_new(from, bytes);
-    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
-        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
-    else
-        mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
-    mpt__host_free(from, values, bytes);
-    return to->base.status;
-}
-
-/* Values of one parameter into another of the same shape, through host memory. */
-static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
-    mpt_context *from, const mpt__parameter *source) {
-    mpt__tensor *a = target->tensor;
-    const mpt__tensor *b = source->tensor;
-    if (!mpt__same_shape(a, b))
-        return mpt__error(to, SHAPE, "parameter %s is %S here and %S in the source (%s)",
-            target->path, &a->shape, &b->shape, source->path);
-    size_t bytes;
-    float *values = mpt__parameter_values(from, source, &bytes);
-    if (values)
-        mpt__write_f32(to, a, values);
+    if (values && mpt__read_as(from, b, dtype, values) == MPT_OK)
+        mpt__write_as(to, target->tensor, dtype, values);
     else
         mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
     mpt__host_free(from, values, bytes);
@@ -488,19 +473,14 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
     if (here != there)
         return mpt__error(
             to, SHAPE, "the source has %lld parameters, the destination %lld", there, here);
-    const mpt__parameter *a, *b;
+    mpt__buffer here_now, there_now;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);
     mpt__walk_begin(&walk_b, from, origin);
-    while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
-        if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
-    mpt__buffer here_now, there_now;
-    mpt__walk_begin(&walk_a, to, target);
-    mpt__walk_begin(&walk_b, from, origin);
-    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
-        if (!mpt__walk_buffer(&walk_b, &there_now))
+    while (to->base.status == MPT_OK && mpt__walk_weight(&walk_a, &here_now)) {
+        if (!mpt__walk_weight(&walk_b, &there_now))
             return mpt__error(to, SHAPE, "the source has no buffer for %s", here_now.path);
-        mpt__copy_buffer(to, &here_now, from, &there_now);
+        mpt__copy_weight(to, &here_now, from, &there_now, walk_a.buffers);
     }
     return to->base.status;
 }
