@@ -61,7 +61,7 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 
 /* ---- Caches ---- */
 
-/* What a layer keeps of the places that it saw; `user` of the module. */
+/* What a layer, as its `user`, keeps of the places that it saw. */
 typedef struct {
     mpt_context *context;
     mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
@@ -75,7 +75,7 @@ static void mpt__cache_free(void *user) {
     if (cache) mpt__host_free(cache->context, cache, sizeof *cache);
 }
 
-/* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
+/* Whether a forward of x may go on with what the layer keeps. */
 static bool mpt__cache_takes(
     mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x, bool alone) {
     if (!ctx->inference_depth || mpt__is_capturing(ctx))
@@ -93,7 +93,7 @@ static bool mpt__cache_takes(
         x->shape.dim[1], cache->length, cache->capacity);
 }
 
-/* Puts keys (i 0) or values behind those of before; gives all of them. */
+/* Puts keys (i 0) or values behind those before; gives all of them. */
 static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, mpt_tensor part) {
     mpt_context *ctx = cache->context;
     const mpt__tensor *from = mpt__ok(ctx) ? mpt__at(ctx, part, "input") : NULL;
@@ -115,7 +115,7 @@ static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, 
         mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0, cache->length + from->shape.dim[1], 1));
 }
 
-/* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
+/* Queries or keys [B, T, width], each head's normed and turned as the config says. */
 static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
     mpt_tensor x, const char *norm) {
     const mpt__attributes *a = &module->attributes;
@@ -260,7 +260,7 @@ mpt_module mpt_nn_multi_head_attention(
 
 /* ==== Caches of a net ==== */
 
-/* The next causal attention layer of a walk, from `module` on; NULL at the end. */
+/* The next causal attention layer of a walk, from `module` on; NULL: none. */
 static mpt__module *mpt__cache_layer(mpt__walk *walk, mpt__module *module) {
     while (module &&
         !(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))

@@ -1,9 +1,9 @@
 /* ----
  * nn/module.c: modules: trees of layers, their parameters, the forward call.
  *
- * A tree is built freely and frozen when its root is first used: then every parameter gets its
- * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
- * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
+ * A tree is built freely and frozen when its root is first used: then parameters get their path,
+ * place in a block and first values. These depend on (seed, root, path) alone, so the order in
+ * which a compiler evaluates the arguments of mpt_sequential does not matter.
  * ---- */
 #ifndef MPT__NN_MODULE_INCLUDED
 #define MPT__NN_MODULE_INCLUDED
@@ -39,7 +39,7 @@ static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
     if (--block->parameters == 0) mpt__block_free(ctx, block);
 }
 
-/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+/* A tied row of a module that lives on takes over what a module that ends owns. */
 static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
     const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
@@ -120,8 +120,8 @@ typedef struct {
     uint32_t next;         /* its next child */
 } mpt__level;
 
-/* A module and all below it, in the order of their children, each once: a shared module under its
-   first path. Ends early with an error recorded if the tree is too deep. */
+/* A module and all below it, in the order of their children: a shared one once, under its first
+   path. Ends early with an error recorded if the tree is too deep. */
 typedef struct mpt__walk {
     mpt_context *context;
     mpt__module *module; /* the current one */
@@ -191,7 +191,7 @@ typedef struct {
     const char *path;
 } mpt__buffer;
 
-/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+/* The next tensor of state, after the manner of mpt__walk_parameter; false at the end. */
 static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
     for (;;) {
         const mpt__running *has = walk->module->running;
@@ -205,8 +205,8 @@ static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
     return true;
 }
 
-/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
-   tied to another is passed over. */
+/* The next parameter, of the current module or a later one; NULL at the end. Tied ones are passed
+   over. */
 static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
     mpt__module_parameter *row;
     do {
@@ -219,8 +219,8 @@ static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
 
 /* ==== Numbers ====
  *
- * The number of a tree's root is in the key of its initial values. What a failed creation was to be
- * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
+ * The number of a tree's root is in the key of its initial values. A failed creation gives the
+ * numbers of what it was to be made of back if they are the last ones, so that a second try draws
  * the same values. What is used after all gets the next ones. */
 
 static bool mpt__number_is_free(const mpt__module *module) {
@@ -243,7 +243,7 @@ static void mpt__number_back(mpt_context *ctx, const mpt_module *modules, int co
     }
 }
 
-/* The next numbers for a tree that has none, the last of them for the root. */
+/* The next numbers for a tree without any, the last of them the root's. */
 static void mpt__number(mpt_context *ctx, mpt__module *root) {
     if (root->creation) return;
     root->first = (int64_t)ctx->module_creations + 1;
@@ -339,7 +339,7 @@ static mpt__module *mpt__layer_new(mpt_context *ctx, const char *call, mpt__laye
     return module;
 }
 
-/* Ends a constructor: the handle and the number, or on error neither. */
+/* Ends a constructor: the handle and the number; on error, neither. */
 static mpt_module mpt__layer_made(mpt_context *ctx, mpt__module *module) {
     if (!module) return mpt__module_handle(ctx, NULL);
     if (!mpt__ok(ctx)) {
@@ -449,7 +449,7 @@ static mpt_module mpt__container_new(
     return made;
 }
 
-/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
+/* A container of the arguments up to MPT_END; too many look as if it were missing. */
 static mpt_module mpt__gathered_new(
     mpt_context *ctx, const char *call, mpt__layer layer, va_list arguments) {
     enum { MOST = 255 }; /* compilers need not take more arguments */
@@ -531,7 +531,7 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
     return (value + grain - 1) / grain * grain;
 }
 
-/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
+/* A path for the life of the context, by which mpt_fuse tells modules apart; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
     if (ctx->path_count == 0) ctx->path_count = 1; /* 0 means none */
     if (!mpt__room(ctx, ctx->paths, ctx->path_capacity, ctx->path_count + 1)) return 0;
@@ -539,7 +539,7 @@ static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
     return ctx->paths[ctx->path_count] ? (uint32_t)ctx->path_count++ : 0;
 }
 
-/* A place in the block for a parameter of the current module of a walk. */
+/* A place in the block for a parameter of a walk's current module. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
     mpt_context *ctx = walk->context;
     if (!mpt__room(ctx, ctx->parameters, ctx->parameter_capacity, ctx->parameter_count + 1))
@@ -592,7 +592,7 @@ static uint32_t mpt__block_new(mpt_context *ctx, mpt_dtype dtype) {
     return index;
 }
 
-/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+/* Gives tied parameters their owners' places, which the walk before this saw. */
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
     uint32_t mark = walk->mark;
     mpt__module *module;
@@ -638,7 +638,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
     return mpt__freeze_ties(walk, root);
 }
 
-/* Gives all parameters of a module that is in use, tied ones too, gradients or none. */
+/* Gives or takes the gradients of all parameters, tied ones too, of a module in use. */
 static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module, bool on) {
     for (int64_t i = 0; i < module->parameter_count; i++) {
         mpt__parameter *parameter = &ctx->parameters[module->parameters[i].parameter - 1];
@@ -668,7 +668,7 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     return ctx->base.status;
 }
 
-/* Gives a tree's parameters their places and values; all or nothing. */
+/* Gives a tree's parameters their places and values, all or none. */
 static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     mpt__module *root = mpt__module_root(ctx, module);
     if (root->frozen) return MPT_OK;
@@ -697,8 +697,8 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 MPT__END_REGION
 /* ==== Forward ==== */
 
-/* Number of a dropout call of the module in this step. What the count was at the last completed
-   optimizer step is remembered for mpt_clear_error. */
+/* Number of a module's dropout call in this step. The count at the last completed optimizer step is
+   remembered for mpt_clear_error. */
 static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
     if (module->updates != ctx->now.updates) {
         module->updates = ctx->now.updates;
@@ -711,7 +711,7 @@ static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
     return module->draws.count++;
 }
 
-/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
+/* For mpt_clear_error: takes back dropout calls since the last completed optimizer step. */
 static void mpt__draws_forget(mpt_context *ctx) {
     const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
@@ -783,7 +783,7 @@ static mpt_tensor mpt__layer_plain(mpt_context *ctx, mpt__module *module, mpt_te
     }
 }
 
-/* A layer of one input and one output that is more than an op, or has a hook. */
+/* A layer of one input and output that is more than an op, or has a hook. */
 static MPT__NOINLINE mpt_tensor mpt__layer_forward(
     mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_activation activation) {
     mpt_tensor out = mpt__null(ctx);
@@ -796,7 +796,7 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(
 
 static mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module, mpt__tensor *x);
 
-/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+/* Puts a module's path, mode and policy in force; the first two stay so. */
 static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__module *module) {
     ctx->path = module->path;
     ctx->module = module->id.slot;
@@ -806,7 +806,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
         mpt_autocast_begin(ctx, (mpt_dtype)module->policy);
 }
 
-/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+/* Runs a module of one input and output; `activation` follows a linear layer, relu also a batch
    norm. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
@@ -825,10 +825,10 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
     return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
-   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
-   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
-   a handle of it by. */
+/* Children in order. A linear layer takes the activation that follows into its own call, a batch
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children
+   goes as soon as the next one has it, unless a user's forward or hook in the tree may have put it
+   by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -854,7 +854,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
     return now;
 }
 
-/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+/* What both calls do. What layers alone make comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
     int n_out, mpt__tensor **made) {
     if (in) mpt__lend(module, mpt__context_of(in, n_in));

@@ -6,7 +6,7 @@
 
 #include "nn/module.c"
 
-/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
+/* Begins a public call on a module and freezes its tree; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
     mpt__module *found = mpt__module_enter(module, call);
     return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
@@ -14,7 +14,7 @@ static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 
 /* ==== Finding ==== */
 
-/* The module at a path of names that ends at `end`; NULL if there is none. */
+/* The module at a path of names that ends at `end`; NULL: none. */
 static mpt__module *mpt__module_find(
     mpt_context *ctx, mpt__module *module, const char *path, const char *end) {
     while (module && path < end) {
@@ -32,8 +32,7 @@ static mpt__module *mpt__module_find(
     return module;
 }
 
-/* Number in its module of the parameter at `path`; *holder is that module. -1: an error
-   recorded. */
+/* Number of the parameter at `path` in its module, *holder; -1 with an error recorded. */
 static int64_t mpt__find_parameter(
     mpt_context *ctx, mpt__module *module, const char *path, mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
@@ -103,7 +102,7 @@ static int64_t mpt__module_parameters(
     return count;
 }
 
-/* Counts without freezing the tree: elements, or tensors; -1 on error. */
+/* Counts elements, or tensors, without freezing the tree; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return -1;
@@ -130,8 +129,8 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
     return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
-/* The next weight of such a tree, parameters first, then what else is state: the one order in which
-   files, checkpoints and hashes have them. False at the end. */
+/* The next weight, parameters before other state: the one order in which files, checkpoints and
+   hashes have them. False at the end. */
 static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
     const mpt__parameter *parameter = walk->buffers ? NULL : mpt__walk_values(walk);
     if (parameter) {
@@ -145,7 +144,7 @@ static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
     return mpt__walk_buffer(walk, weight);
 }
 
-/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
+/* The path of a parameter or buffer as seen from `module`, below which it is. */
 static const char *mpt__relative_path(
     mpt_context *ctx, const mpt__module *module, const char *path) {
     if (!module->parent) return path;
@@ -174,7 +173,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 /* ==== Modes and policies ==== */
 
 #if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_WATCH)
-/* Another mode for a while, within each other as validation in a fit is. */
+/* Another mode for a while, and within that others, as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
     module->before = module->before << 1 | (uint32_t)module->training;
     module->training = training;
@@ -276,7 +275,7 @@ mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
 
 /* ==== Pure half ==== */
 
-/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
+/* A parameter's values as fp32, which the caller frees; NULL on error. *bytes > 0. */
 static float *mpt__parameter_values(
     mpt_context *ctx, const mpt__parameter *parameter, size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
@@ -308,8 +307,8 @@ static mpt_status mpt__check_half(
     return ctx->base.status;
 }
 
-/* Gives a parameter its place in another block, and converts its values there, or takes those that
-   are there. */
+/* Gives a parameter its place in another block, with its values converted or those that are
+   there. */
 static void mpt__move_parameter(
     mpt_context *ctx, mpt__parameter *parameter, uint32_t index, int64_t offset, bool converts) {
     mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
@@ -544,7 +543,7 @@ mpt_status mpt_module_destroy(mpt_module root) {
 
 /* ==== First values ==== */
 
-/* Sets the recipe of one parameter, and draws again if the tree is in use. */
+/* Sets a parameter's recipe, and draws again if the tree is in use. */
 static mpt_status mpt__apply_init(mpt_context *ctx, mpt__module *module, int64_t i, mpt_init init) {
     module->parameters[i].init = init;
     return module->frozen ? mpt__draw_parameter(ctx, module, i, MPT_DTYPE_NONE) : MPT_OK;

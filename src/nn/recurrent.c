@@ -73,7 +73,7 @@ static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, c
     return true;
 }
 
-/* x with the dimension of the batch that it may lack: dimension `batch` of the result. */
+/* x with a dimension `batch`, which it may lack. */
 static mpt_tensor mpt__recurrent_batched(mpt_tensor x, int rank, int batch) {
     mpt_shape shape = mpt_get_shape(x);
     if (shape.rank != rank - 1) return mpt_reshape(x, shape);

@@ -1,6 +1,5 @@
 /* ----
- * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
- * its logits.
+ * ops/attention.c: embedding and attention as ops, and the classifier that never holds all logits.
  * ---- */
 #ifndef MPT__OPS_ATTENTION_INCLUDED
 #define MPT__OPS_ATTENTION_INCLUDED
@@ -38,7 +37,7 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* Sizes of a table [L, T, F], and cells of the first level and of the last one. */
+/* Sizes of a table [L, T, F], and cells of the first and the last level. */
 static bool mpt__good_grid(const int64_t size[3], const int64_t cells[2]) {
     return size[0] > 0 && size[1] > 0 && size[2] > 0 && size[2] <= 8 && cells[0] > 0 &&
         cells[1] >= cells[0] && cells[1] <= 1 << 20;
@@ -122,14 +121,14 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
  *
  * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
  * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
- * each other in it. imm: scale, dropout; index: causal, stream and call of dropout,
- * window, place of the first query. */
+ * each other. imm: scale, dropout; index: causal, stream and call of dropout, window, place of the
+ * first query. */
 
 typedef struct {
     mpt__tensor q, k, v;
 } mpt__attention_views;
 
-/* [.., T, D], or one of `parts` equal parts of the last dimension, by heads, as [B, H, T, D]. */
+/* [.., T, D], or one of `parts` of the last dimension, by heads, as [B, H, T, D]. */
 static mpt__tensor mpt__attention_view(
     const mpt__frame *frame, const mpt__tensor *x, int part, int parts) {
     mpt__tensor view = *x;
@@ -439,7 +438,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
     return mpt__submit(frame->context, launch) == MPT_OK;
 }
 
-/* Looks at all targets, and at what a mean divides by. `losses`: [rows] with MPT_NONE, else [1]. */
+/* Looks at all targets, and at a mean's divisor. `losses`: [rows] with MPT_NONE, else [1]. */
 static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
     const mpt__tensor *losses, const mpt__tensor *divisor) {
     mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);

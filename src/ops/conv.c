@@ -1,9 +1,7 @@
 /* ----
- * ops/conv.c: convolutions as ops.
- *
- * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
- * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
- * the first has size 1.
+ * ops/conv.c: convolutions as ops, between an image x and an image y: forward computes y, or,
+ * transposed, x. Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension
+ * is two, of which the first has size 1.
  * ---- */
 #ifndef MPT__OPS_CONV_INCLUDED
 #define MPT__OPS_CONV_INCLUDED
@@ -42,7 +40,7 @@ static mpt__tensor mpt__image_view(const mpt__tensor *tensor) {
     return view;
 }
 
-/* The size of dimension d (0: lines) of the output; sets the padding where it is to be `same`. */
+/* Size d (0: lines) of the output; sets the padding where it is to be `same`. */
 static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t kernel) {
     int64_t *index = frame->attributes->index;
     int64_t stride = MPT__TWO_AT(index[MPT__CONV_STRIDE], d);
@@ -108,7 +106,7 @@ static bool mpt__image_dense(const mpt__tensor *image) {
     return true;
 }
 
-/* A dense image like that one, until the end of the call; false with an error recorded. */
+/* A dense image like that, until the call ends; false with an error recorded. */
 static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype) {
     mpt__tensor *dense = mpt__temporary(frame, dtype, &view->shape);
     if (!dense) return false;
@@ -125,14 +123,14 @@ static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype, 
             mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
-/* A tensor as a dense image of the dtype that products round it to. */
+/* A tensor as a dense image of the dtype that products round to. */
 static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
     return mpt__image_as(frame, *tensor,
         frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute, view);
 }
 
-/* Weights in their form, or, where that would have to be copied and a CPU does it, from what they
-   are: to round them on the way costs nothing. */
+/* Weights in their form; where a CPU would have to copy that, as they are: rounding on the way
+   costs nothing. */
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
     mpt__source source = {weight->storage, weight->dtype};
     mpt__tensor from = mpt__image_view(weight);
@@ -182,7 +180,7 @@ static mpt__launch *mpt__conv_begin(
 #ifdef MPTRAIN_NO_SIMD
 #define mpt__conv_planes(frame, x, y) false /* no backend has them */
 #else
-/* Whether a backend's routines for few channels take it with images x and y as they lie. */
+/* Whether a backend's routines for few channels take images x and y as they lie. */
 static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *y) {
     const int64_t *index = frame->attributes->index;
     const mpt_shape *w = &frame->in[1]->shape;
@@ -218,8 +216,8 @@ static void mpt__operand_planes(
     }
 }
 
-/* One of the three launches, the tensors as operands, contiguous but for the one that is written.
-   end: of a forward one; gate, sums: operands 5 and 3 of a backward one, or NULL. */
+/* One of the three launches, all tensors contiguous but the written one. end: of a forward one;
+   gate, sums: operands 5 and 3 of a backward one, or NULL. */
 static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
     const mpt__tensor *const tensor[3], const mpt__conv_end *end, const mpt__tensor *gate,
     const mpt__tensor *sums, mpt__access sums_access, mpt__access access) {
@@ -276,8 +274,8 @@ static mpt_status mpt__planes_backward(mpt__frame *frame) {
         frame, MPT__K_CONV_BACKWARD_WEIGHT, tensor, NULL, gate, sums, sums_access, access);
 }
 
-/* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
-   tensor itself, or a dense image that is then copied to it. */
+/* One of the three launches, with image[i] as operand i, and `out` written: itself, or by way of a
+   dense image. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
     const mpt__conv_end *end, const mpt__tensor *out, mpt__access access) {
     static const uint8_t written[] = {2, 0, 1};
@@ -299,7 +297,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     return mpt__launch_copy(frame->context, &image[o], &to, access);
 }
 
-/* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
+/* What forward computes of the weight and what follows, the residual lying anyhow. */
 static mpt_status mpt__conv_compute(
     mpt__frame *frame, const mpt__tensor *weight, mpt__conv_end end) {
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
@@ -327,7 +325,7 @@ static mpt_status mpt__conv_compute(
 
 /* ==== Waiting for a norm ==== */
 
-/* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
+/* Takes what waits, as its call's frame; mpt__waiting_end follows. */
 static void mpt__waiting_begin(mpt__frame *frame, mpt_context *ctx, mpt__waiting *taken) {
     *taken = ctx->waiting;
     ctx->waiting.out = NULL;
@@ -436,7 +434,7 @@ MPT__DEFAULTS(mpt_conv_config, {
     config.bias = true;
 })
 
-/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+/* What is wrong with a config's numbers; NULL: nothing. */
 static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
     bool transposed = op == MPT__OP_conv_transpose2d;
     if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
@@ -455,8 +453,8 @@ static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
     return NULL;
 }
 
-/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
-   of lines of size 1. False with an error recorded by `call`. */
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is for
+   lines of size 1. False with an error recorded by `call`. */
 static bool mpt__conv_attributes(
     mpt_context *ctx, const char *call, int op, const mpt_conv_config *config, mpt__attributes *a) {
     mpt_conv_config c = config ? *config : mpt_conv_config_default();

@@ -6,11 +6,11 @@
 
 #include "ops/inplace.c"
 
-/* Labels are numbers: letters in the order of their codes, then the dimensions of "...", of which
-   the last has the highest. */
+/* Labels are numbers: letters by their codes, then the dimensions of "...", the last one
+   highest. */
 enum { MPT__LETTERS = 52, MPT__LABELS = MPT__LETTERS + MPT_MAX_RANK };
 
-/* A factor that is still to be multiplied, or the product of those that are done. */
+/* A factor to be multiplied, or the product of those done. */
 typedef struct {
     mpt_tensor tensor;
     bool own; /* made here, not the caller's */
@@ -36,8 +36,8 @@ static bool mpt__einsum_syntax(const mpt__einsum *e, const char *at, const char 
         (int)(at - e->equation) + 1, why);
 }
 
-/* Reads labels up to a comma, an arrow or the end. `rank`: of the tensor, or -1 for the output,
-   where "..." means all that there is. Gives what stands behind, NULL after an error. */
+/* Reads labels up to a comma, an arrow or the end. `rank`: the tensor's, or -1 for the output,
+   where "..." means all there is. Gives what stands behind, NULL after an error. */
 static const char *mpt__einsum_labels(mpt__einsum *e, const char *at, int rank, mpt__factor *f) {
     int dots = -1, letters = 0;
     f->rank = 0;
@@ -105,8 +105,8 @@ static bool mpt__einsum_inputs(
     return *at != ',' || mpt__einsum_syntax(e, at, "more operands than tensors");
 }
 
-/* What stands behind the arrow; without one, the dimensions of "..." and the labels that occur
-   once, in order. */
+/* What stands behind the arrow; without one, the dimensions of "..." and labels that occur once, in
+   order. */
 static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out) {
     int found[MPT__LABELS] = {0};
     for (int i = 0; i < e->count; i++)
@@ -139,7 +139,7 @@ static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out)
 
 /* ==== Steps ==== */
 
-/* Puts a tensor in the place of the factor's, which it was made of. */
+/* Puts a tensor in the place of the factor's, of which it was made. */
 static void mpt__factor_set(mpt__factor *f, mpt_tensor tensor) {
     if (tensor.slot == f->tensor.slot) return;
     if (f->own) mpt_release(f->tensor);
@@ -165,8 +165,8 @@ static const mpt_shape *mpt__factor_shape(const mpt__factor *f) {
     return &mpt__live(f->tensor.context, f->tensor)->shape;
 }
 
-/* Leaves of dimensions i and k, which have one label, the diagonal, in the last dimension. What is
-   off it becomes 0 and is not multiplied by 0, so that infinity there does no harm. */
+/* Leaves of dimensions i and k, of one label, the diagonal, in the last dimension. What is off it
+   becomes 0, not multiplied by 0, so that infinity there does no harm. */
 static bool mpt__factor_diagonal(const mpt__einsum *e, mpt__factor *f, int i, int k) {
     const mpt_shape *shape = mpt__factor_shape(f);
     const int label = f->label[i];
@@ -206,8 +206,7 @@ static bool mpt__factor_has(const mpt__factor *f, int label) {
     return false;
 }
 
-/* Adds up the dimensions that neither the output nor `other`, if there is one, has, nor any factor
-   to come. */
+/* Adds up dimensions that neither the output nor `other`, if any, nor a factor to come has. */
 static bool mpt__factor_sums(const mpt__einsum *e, mpt__factor *f, const mpt__factor *other) {
     for (int i = f->rank - 1; i >= 0; i--) {
         const int label = f->label[i];
@@ -272,7 +271,7 @@ static void mpt__factor_groups(const mpt__einsum *e, mpt__factor *f, const mpt__
     if (merged) mpt__factor_set(f, mpt_reshape(f->tensor, shape));
 }
 
-/* a = a b, a product of matrices where something is summed, of elements elsewhere. */
+/* a = a b, a product of matrices where something is summed, else of elements. */
 static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__factor *b) {
     static const int of_a[] = {MPT__OF_BOTH, MPT__OF_A, MPT__SUMMED};
     static const int of_b[] = {MPT__OF_BOTH, MPT__SUMMED, MPT__OF_B};

@@ -83,8 +83,8 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
-/* A vector, or a number as one element; a table, or a vector as its only row. Inlined, as is all
-   that a step of a small net runs. */
+/* A vector, or a number as one element; a table, or a vector as its row. Inlined, as is all that a
+   step of a small net runs. */
 static MPT__FORCE_INLINE void mpt__operand_vector(
     mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     bool number = tensor->shape.rank == 0;
@@ -127,8 +127,8 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
-/* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
-   input x, or from log-probabilities where the sums of the rows are NULL. */
+/* dx of these losses: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from x, or from
+   log-probabilities where the rows' sums are NULL. */
 static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const mpt__tensor *x,
     const mpt__tensor *rows, const mpt__tensor *dx, mpt__access access) {
     int at = 0;
@@ -144,9 +144,9 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
     return mpt__submit(frame->context, launch);
 }
 
-/* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
-   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
-   the log_softmax's own input. Its record finds no gradient and does nothing. */
+/* Whether the log-probabilities come from a log_softmax over classes that nothing else reads. Then
+   both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
+   log_softmax's input, whose record finds no gradient and does nothing. */
 static bool mpt__nll_fuses(const mpt__tensor *x) {
     if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
     const mpt__record *below = x->record;
@@ -178,13 +178,13 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
         frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
-/* Read where it stands: the reader of a copy would wait for the copy's stores. */
+/* Read where it stands: a copy's reader would wait for its stores. */
 static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
 
 mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 
-/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
-   0 of a single sample. */
+/* Cross-entropy against probabilities of the logits' shape; the classes are dimension 1, or 0 of a
+   single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
     mpt_shape shape, const mpt_nll_config *config) {
     MPT__PLAIN_FLOATS;
@@ -215,7 +215,7 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
     return mpt__spares_end(&spares, loss);
 }
 
-/* Turns in[0] from [N, C, d1..] into [N d1.., C], and its targets in in[1] into [N d1..]. Gives the
+/* Turns in[0] from [N, C, d1..] into [N d1.., C], and the targets in[1] into [N d1..]. Gives the
    rows of a sample, or -1. */
 static int64_t mpt__fold_positions(
     mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x, const mpt__tensor *t) {
@@ -248,8 +248,8 @@ static int64_t mpt__fold_positions(
 #ifdef MPTRAIN_NO_WATCH
 #define mpt__check_source(ctx, name, nll, x) ((void)0)
 #else
-/* Looks at the op that the input of a loss comes from: a product with weights has no
-   log-probabilities, nor has a softmax, whose probabilities are no logits either. Said once. */
+/* Looks at the op that a loss's input comes from: a product with weights has no log-probabilities,
+   nor has a softmax, whose probabilities are no logits either. Said once. */
 static void mpt__check_source(mpt_context *ctx, const char *name, bool nll, const mpt__tensor *x) {
     const mpt__record *from = x->record;
     while (from &&
@@ -349,7 +349,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* What the sum is divided by. Class probabilities have one loss for all C classes. */
+/* The sum's divisor. Class probabilities have one loss for all C classes. */
 static double mpt__pair_divisor(const mpt__frame *frame, const mpt__tensor *x) {
     int rank = x->shape.rank;
     double n = (double)mpt__tensor_numel(x);
@@ -381,7 +381,7 @@ static mpt_status mpt__pair_forward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
-/* One launch per gradient; that of an input which was broadcast is summed. */
+/* One launch per gradient; that of a broadcast input is summed. */
 static mpt_status mpt__pair_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->saved[0];
     for (int i = 0; i < frame->attributes->index[1]; i++) {
@@ -527,8 +527,8 @@ mpt_tensor mpt_multilabel_soft_margin_loss(
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
-/* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
-   */
+/* A pair is an input and whether it is the target's; beside it stand the target's input and
+   weight. */
 mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, double margin,
     mpt_tensor weight, mpt_reduction reduction) {
     static const char name[] = "mpt_multi_margin_loss";
@@ -581,7 +581,7 @@ static mpt_tensor mpt__distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
     return mpt__spare(spares, mpt_norm(difference, 2, -1, false));
 }
 
-/* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
+/* Begins such a call: one shape for all, halves become fp32. */
 static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
     static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
     mpt_context *ctx = mpt__context_of(in, n);
@@ -619,10 +619,10 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
 
 /* ---- Cosines ----
  *
- * Of a and b with the lengths |a| and |b|, in place of which eps stands where they are below: the
- * sum of a (b / |b|), over |a|. No product of lengths comes up, which fp32 might not hold. */
+ * Of a and b with lengths |a| and |b|, or eps where these are below it: the sum of a (b / |b|),
+ * over |a|. No product of lengths comes up, which fp32 might not hold. */
 
-/* The length of input i, and that but for those below eps, which is imm[0]; NULL on error. */
+/* The length of input i, and that with eps, imm[0], where it is below; NULL on error. */
 static mpt__tensor *mpt__lengths(
     mpt__frame *frame, int i, mpt__tensor *each, mpt__tensor **at_least) {
     const mpt__tensor *x = frame->in[i];
@@ -655,7 +655,7 @@ static mpt_status mpt__cosine_forward(mpt__frame *frame) {
     return mpt__launch_copy(ctx, cosine, &out, MPT__WRITE);
 }
 
-/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no share in the second term. */
+/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no part in the second term. */
 static mpt_status mpt__cosine_backward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt__tensor *const *saved = frame->saved;

@@ -34,8 +34,7 @@ static bool mpt__norm_of_rows(const mpt__frame *frame) {
     return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
 }
 
-/* Whether an optional argument is float and has the last dimensions of x from `first` on; or those
-   alone that lie before `last`. */
+/* Whether an optional argument is float and has the dimensions of x from `first` to `last`. */
 static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
     const mpt__tensor *x = frame->in[0], *got = i < frame->n_in ? frame->in[i] : NULL;
     mpt_shape want = MPT_SCALAR;
@@ -61,7 +60,7 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
     return true;
 }
 
-/* What is added to x or to the result: of another dtype only where autocast promotes. */
+/* What is added to x or to the result: of another dtype only if autocast promotes. */
 static bool mpt__norm_residual(mpt__frame *frame, int i) {
     const mpt__tensor *x = frame->in[0], *more = i < frame->n_in ? frame->in[i] : NULL;
     if (!more) return true;
@@ -117,7 +116,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
 #endif
 
 #ifdef MPT__HAS_NORMS
-/* The stride of dimensions 2 and up as a single one; -1: they do not lie as one. */
+/* The stride of dimensions 2 and up as one; -1: they do not lie so. */
 static int64_t mpt__inner_stride(const mpt__tensor *x) {
     int64_t stride = -1, next = -1;
     for (int d = x->shape.rank - 1; d > 1; d--) {
@@ -143,7 +142,7 @@ static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
     if (mpt__channels_inside(x)) mpt__copy_dims(to->stride, x->stride, x->shape.rank);
 }
 
-/* A tensor of the shape of x itself, or a copy that lies as x does. */
+/* A tensor of x's shape itself, or a copy that lies as x does. */
 static const mpt__tensor *mpt__lying_as(
     mpt__frame *frame, const mpt__tensor *tensor, const mpt__tensor *x) {
     bool inside = mpt__channels_inside(x);
@@ -341,7 +340,7 @@ mpt_tensor mpt_group_norm(
     return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
 }
 
-/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+/* mpt__call_run for a norm whose second output is the sum that it normalises. */
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
     mpt_status status = mpt__call_shape(frame);
     frame->out[0] = frame->out[1] = NULL;
@@ -463,7 +462,7 @@ static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
-/* Means of all there is of each channel are an ordinary reduction. */
+/* Means of whole channels are an ordinary reduction. */
 static bool mpt__pools_all(const mpt__frame *frame) {
     const int64_t *a = frame->attributes->index;
     return frame->op == MPT__OP_avg_pool2d && (a[6] & MPT__POOL_ADAPTIVE) && a[0] == 1 && a[1] == 1;

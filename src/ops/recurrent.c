@@ -2,8 +2,8 @@
  * ops/recurrent.c: recurrent nets as ops: one layer in one direction.
  *
  * What x gives to the gates of all steps is one product; then each step is a product with the state
- * and a launch for the gates. Backward goes the other way, and the weights' gradients are a product
- * over all steps. Gates and cells are kept in fp32, whatever the dtype of x.
+ * and a launch for the gates. Backward goes the other way, and the weights' gradients are products
+ * over all steps. Gates and cells are fp32, whatever the dtype of x.
  * ---- */
 #ifndef MPT__OPS_RECURRENT_INCLUDED
 #define MPT__OPS_RECURRENT_INCLUDED
@@ -195,7 +195,7 @@ static mpt__tensor mpt__by_time(const mpt__recurrence *r, const mpt__tensor *all
     return view;
 }
 
-/* Whether all steps are one launch; a few sequences are better off with products of few rows. */
+/* Whether all steps are one launch; few sequences are better off with products of few rows. */
 static bool mpt__recurrent_unrolls(const mpt__frame *frame, const mpt__recurrence *r) {
     return !r->wide && r->batch >= 4 && (frame->context->backend.unrolls >> frame->compute & 1);
 }
@@ -233,7 +233,7 @@ static mpt_status mpt__recurrent_product(mpt__frame *frame, const mpt__tensor *a
     return mpt__submit(frame->context, launch);
 }
 
-/* The dense tensors that the kernels read of an input; NULL where it is absent. */
+/* A dense input for the kernels; NULL where it is absent. */
 static bool mpt__recurrent_dense(
     mpt__frame *frame, const mpt__tensor *from, const mpt__tensor **dense) {
     *dense = from ? mpt__contiguous_of(frame, from) : NULL;
@@ -303,7 +303,7 @@ static void mpt__unrolled_save(mpt__frame *frame, const mpt__unrolled *u) {
     mpt__save(frame, u->inner);
 }
 
-/* The products of a step with its state; false where there is none, which counts as 0. */
+/* A step's products with its state; false without one, which counts as 0. */
 static bool mpt__unrolled_given(
     mpt__frame *frame, const mpt__unrolled *u, const mpt__tensor *before) {
     if (!before) return false;
@@ -566,8 +566,8 @@ static mpt_status mpt__rolled_bias(mpt__frame *frame, int i, const mpt__tensor *
     return mpt__submit(frame->context, launch);
 }
 
-/* The gradient of weight_hh: of steps and the states before them, which lie together where there
-   was none before the first; else they are brought together. */
+/* The gradient of weight_hh, of steps and the states before them: together already where none was
+   before the first, else brought together. */
 static mpt_status mpt__rolled_recurrent(mpt__frame *frame, const mpt__rolled *b) {
     const mpt__recurrence *r = &b->r;
     const mpt__tensor *states = frame->saved[MPT__RNN_STATES];
@@ -648,7 +648,7 @@ static mpt_status mpt__recurrent_run(mpt__frame *frame) {
     return status;
 }
 
-/* state: h, and c of an LSTM; before the call and, where it is an error, null, after it. */
+/* state: h, and c of an LSTM; before the call, and after it, null on error. */
 static mpt_tensor mpt__recurrent_call(const char *name, int op, mpt_tensor x,
     const mpt_cell_config *how, mpt_tensor *const state[2]) {
     mpt_cell_config none = mpt_cell_config_default();

@@ -78,8 +78,8 @@ mpt_tensor mpt_detach(mpt_tensor x) {
 
 /* ==== Reshape ==== */
 
-/* Strides under which a tensor shows `shape` without a copy; false if there are none. Runs of
-   dimensions that lie evenly in memory can be cut anew, others cannot. */
+/* Strides under which a tensor shows `shape` without a copy; false: there are none. Runs of
+   dimensions that lie evenly can be cut anew, others cannot. */
 static bool mpt__reshape_strides(
     const mpt__tensor *tensor, const mpt_shape *shape, int64_t *stride) {
     mpt__shape_strides(shape, stride);
@@ -287,7 +287,7 @@ mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t
     return mpt__slice("mpt_slice", x, dim, start, stop, step);
 }
 
-/* A slice of one, whose dimension a reshape takes away: of size 1, so that no strides forbid it. */
+/* A slice of one, whose dimension a reshape takes away: no strides forbid that. */
 mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_select", "argument 1");
     int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
@@ -415,7 +415,7 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* The part of `whole` that input n takes, which starts at *start; moves *start on. */
+/* Input n's part of `whole`, from *start on, which it moves on. */
 static mpt__tensor mpt__cat_part(
     const mpt__frame *frame, const mpt__tensor *whole, int n, int64_t *start) {
     int64_t dim = frame->attributes->index[0];
@@ -426,7 +426,7 @@ static mpt__tensor mpt__cat_part(
     return part;
 }
 
-/* Every input to its part of the output, or its gradient from that of dy. */
+/* Every input to its part of the output, or its gradient from dy's. */
 static mpt_status mpt__cat_parts(mpt__frame *frame, const mpt__tensor *whole, bool backward) {
     int64_t start = 0;
     mpt_status status = MPT_OK;

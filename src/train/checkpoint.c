@@ -2,8 +2,8 @@
  * train/checkpoint.c: weights as safetensors, to and from files and memory.
  *
  * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
- * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
- * nothing it claims is believed before it is checked, and nothing changes before all of it is.
+ * 8), the elements of all tensors without gaps; all numbers little-endian. Nothing that it claims
+ * is believed before it is checked, and nothing changes before all of it is.
  * ---- */
 #ifndef MPT__TRAIN_CHECKPOINT_INCLUDED
 #define MPT__TRAIN_CHECKPOINT_INCLUDED
@@ -12,8 +12,8 @@
 #include "data/dataset.c"
 #include "data/writer.c"
 
-/* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
-   them beside what is wanted can be read. */
+/* Dtypes of safetensors that are none of ours, by size: files may hold them beside what is
+   wanted. */
 static const struct {
     char name[8];
     uint8_t bits;
@@ -210,7 +210,7 @@ static void mpt__entries_sort(mpt__entry *entries, int64_t count, bool by_name) 
     }
 }
 
-/* Checks that the tensors fill the data without holes or overlaps and that no name comes twice. */
+/* Whether tensors fill the data without holes or overlaps, each name once. */
 static bool mpt__archive_check(mpt__archive *a) {
     int64_t filled = 0;
     mpt__entries_sort(a->entries, a->count, false);
@@ -260,7 +260,7 @@ static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__sp
 
 /* ==== Parameters ==== */
 
-/* The parameters and buffers of a save or load, with their names in the file. */
+/* Parameters and buffers of a save or load, with their names in the file. */
 typedef struct {
     const char *path;
     const mpt__tensor *tensor;
@@ -278,7 +278,7 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
     weight->parts = weight->seen = 0;
 }
 
-/* In the order of the tree, which is frozen by it; false with an error recorded. */
+/* In the order of the tree, which it freezes; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_at(ctx, module);
@@ -310,7 +310,7 @@ static int mpt__weight_width(const mpt__weight *weight) {
     return mpt__dtype_info[weight->tensor->dtype].bytes;
 }
 
-/* Wide elements first, so that every tensor of the file is aligned, else as they were. */
+/* Wide elements first, so that every tensor of the file is aligned. */
 static void mpt__weights_sort(mpt__weights *weights) {
     for (int64_t i = 1; i < weights->count; i++) {
         mpt__weight moved = weights->rows[i];
@@ -334,7 +334,7 @@ static void mpt__header_string(mpt__text *header, const char *string) {
     mpt__text_char(header, '"');
 }
 
-/* A tensor's part of the header; *at is where its elements begin, then where they end. */
+/* A tensor's part of the header; *at: where its elements begin, then end. */
 static void mpt__header_entry(mpt__text *header, const char *name, mpt_dtype dtype,
     const mpt_shape *shape, int64_t bytes, int64_t *at) {
     mpt__text_char(header, ',');
@@ -369,7 +369,7 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
-/* What is saved, and room for a part of it on its way from the backend. */
+/* What is saved, and room for a part on its way from the backend. */
 typedef struct {
     mpt_context *context;
     const mpt__weights *weights;
@@ -471,7 +471,7 @@ static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *confi
     return mpt__reject(ctx, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
-/* How much of a name is the config's prefix and the dot behind it; -1 where it begins otherwise. */
+/* Bytes of a name that are the config's prefix and its dot; -1 if it begins otherwise. */
 static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name) {
     size_t n = config->prefix ? strlen(config->prefix) : 0;
     if (n == 0) return 0;
@@ -480,7 +480,7 @@ static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name)
     return name.text[n] == '.' ? (int64_t)n + 1 : -1;
 }
 
-/* Whether a name fits a pattern, and the text that its '*' stands for. */
+/* Whether a name fits a pattern, and the text of its '*'. */
 static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
     const char *at = strchr(pattern, '*');
     size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
@@ -492,8 +492,8 @@ static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *st
         memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
 }
 
-/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
-   one or the other half of `room`; false where that is too long. */
+/* What the rules, each after the one before, make of an entry's name, in one half of `room` or the
+   other; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
     uint8_t room[2][MPT__LOAD_NAME]) {
     int64_t prefix = mpt__prefix_length(config, entry->name);
@@ -523,7 +523,7 @@ static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, m
 
 enum { MPT__SHOWN_NAME = 112 };
 
-/* A name of the file for messages: shortened and without control characters. */
+/* A name of the file for messages: short, without control characters. */
 static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
     size_t n = 0;
     for (; n < name.length && n < MPT__SHOWN_NAME - 1; n++)
@@ -551,8 +551,7 @@ static bool mpt__header_sized(const uint8_t first[8], int64_t total) {
     return size >= 2 && size <= (uint64_t)mpt__header_most(total);
 }
 
-/* Makes room for the header of a file of `total` bytes that begins with `first`, of which there are
-   n. */
+/* Makes room for the header of a file of `total` bytes, the first n of which are given. */
 static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, int64_t total) {
     int64_t most = mpt__header_most(total);
     uint64_t size = mpt__load_little_endian(first, 8);
@@ -582,7 +581,7 @@ static bool mpt__archive_open(mpt__archive *a) {
     return a->entries && mpt__archive_parse(a) && mpt__archive_check(a);
 }
 
-/* All of a file, the data last: a file that cannot be read to its end changes nothing. */
+/* All of a file, the data last: one that cannot be read to its end changes nothing. */
 static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
     uint8_t first[64];
     size_t n = 8, more = file->size < 64 ? (size_t)file->size - n : sizeof first - n;
@@ -606,7 +605,7 @@ static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_
     return mpt__archive_open(a);
 }
 
-/* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
+/* An entry's dimensions; those beyond the eighth count in its rank alone. */
 static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
     mpt_shape shape = MPT_SCALAR;
     a->json.at = entry->shape + 1;
@@ -617,7 +616,7 @@ static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
     return shape;
 }
 
-/* An entry on its way into a parameter, a block of elements at a time. */
+/* An entry on its way into a parameter, block by block. */
 typedef struct {
     mpt__archive *archive;
     const mpt__entry *entry;
@@ -631,7 +630,7 @@ typedef struct {
     uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
 } mpt__copy;
 
-/* Fills the three from the block that begins with element `first`. Returns its elements. */
+/* Fills the three from element `first` on. Returns the block's elements. */
 static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
     size_t size = mpt__dtype_info[copy->from].bytes;
     int64_t left = copy->entry->numel - first;
@@ -649,7 +648,7 @@ static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
     return n;
 }
 
-/* Refuses values that are finite in the file and would not be so as a parameter. */
+/* Refuses values finite in the file that would not be so as a parameter. */
 static bool mpt__copy_check(mpt__copy *copy) {
     float back[MPT__ELEMENT_BLOCK];
     if (copy->from == copy->to) return true;
@@ -706,7 +705,7 @@ static bool mpt__copy_begin(
     return true;
 }
 
-/* Checks that an entry can become its parameter or a part of it, or records an error. */
+/* Whether an entry can become its parameter or a part of it, else an error. */
 static bool mpt__load_check(mpt__copy *copy) {
     mpt__archive *a = copy->archive;
     const mpt__entry *entry = copy->entry;
@@ -733,7 +732,7 @@ static bool mpt__load_check(mpt__copy *copy) {
     return mpt__copy_check(copy);
 }
 
-/* Gives an entry its place; false with an error recorded where that is another one's. */
+/* Gives an entry its place; false with an error recorded where that is taken. */
 static bool mpt__load_place(
     mpt__archive *a, const mpt__weights *weights, mpt__entry *entry, const mpt__entry *found) {
     mpt__weight *weight = &weights->rows[found->begin];
@@ -777,7 +776,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
 }
 
 /* Names on one side only, counted and the first one given: an error of a strict load, else told to
-   the log. That nothing at all fits is never meant, but of a file that is ignored as a whole. */
+   the log. That nothing fits is never meant, but of a file ignored as a whole. */
 static bool mpt__load_compare(
     const mpt__weights *weights, const mpt__archive *a, const mpt_load_config *config) {
     const char *first_missing = "", *advice = "";

@@ -1,8 +1,7 @@
 /* ----
- * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
- *
- * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
- * stack, so a steady-state step makes no call to the allocator.
+ * train/fit.c: the short road: the loops of training and evaluation as one call each. Only public
+ * calls are made, as by hand. State lies on the stack, so a steady-state step makes no call to the
+ * allocator.
  * ---- */
 #ifndef MPT__TRAIN_FIT_INCLUDED
 #define MPT__TRAIN_FIT_INCLUDED
@@ -91,7 +90,7 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
         mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
-/* The first sample of a batch with a value in `handle` that is not finite; -1 if there is none. */
+/* The first sample of a batch with a non-finite value in `handle`; -1: none. */
 static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_t size) {
     const mpt__tensor *t = mpt__live(ctx, handle);
     int64_t numel = t ? mpt__tensor_numel(t) : 0;
@@ -101,7 +100,7 @@ static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_
     return at < 0 ? -1 : at / (numel / size);
 }
 
-/* Says where an evaluation met its first loss that is not finite: runs the batch once more. */
+/* Says where an evaluation met its first non-finite loss: runs the batch once more. */
 static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *batch,
     const mpt_fit_config *config, double loss, int64_t before) {
     mpt_context *ctx = net.context;
@@ -120,7 +119,7 @@ static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *ba
         sample < 0 ? " and those behind it" : ", counted in the loader's order, are not finite");
 }
 
-/* The loss of a batch times its samples; its correct answers are added up where it has labels. */
+/* A batch's loss times its samples; adds up correct answers where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
     const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
     mpt_scope_begin(net.context);
@@ -139,13 +138,13 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
     return sum;
 }
 
-/* Begins another epoch where `batches` or more of the open one have been taken. */
+/* Begins another epoch where `batches` or more of the open one are taken. */
 static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, int64_t batches) {
     const mpt__loader *at = mpt__loader_at(ctx, loader);
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Evaluates a whole epoch; precision and loss are the config's. The log hears where a loss is not
+/* Evaluates a whole epoch in the config's precision and loss. The log hears where a loss is not
    finite, once: *told (may be NULL) remembers. */
 static mpt_evaluation mpt__evaluate(
     mpt_module net, mpt_loader loader, const mpt_fit_config *config, bool *told) {
@@ -193,7 +192,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
 
 /* ==== Progress as text ==== */
 
-/* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
+/* Always `decimals` places, 6 at most, so that a line drawn over itself does not jump. */
 static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
     char places[32]; /* behind a 1 that keeps their zeros */
     int64_t unit = 1;
@@ -283,7 +282,7 @@ typedef struct {
     bool saved, told;     /* a checkpoint; where validation was not finite */
     int64_t steps_before; /* of earlier processes */
     int64_t lost;         /* step whose loss was the first not to be finite; 0: none */
-    double others;        /* seconds that the loader of `train` waited for others than the fit */
+    double others;        /* seconds that the loader of `train` waited outside the fit */
     uint32_t kept;        /* storage of weights and buffers; 0: none */
     int kept_epoch;       /* behind which they are from */
     mpt_progress progress;
@@ -311,7 +310,7 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
     return stats;
 }
 
-/* Fills what progress says about the optimizer, as far as it is there and the host knows it. */
+/* What progress says about the optimizer, as far as the host knows it. */
 static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
     const mpt_context *ctx = fit->context;
     const mpt__object *row = &ctx->objects[MPT__OPTIMIZER].rows[fit->optimizer.slot];
@@ -330,8 +329,8 @@ static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
         fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
 }
 
-/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
-   after an error, too. */
+/* What progress and result say about speed, loss and scale. Waits for nothing, and works after an
+   error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
     const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
@@ -350,7 +349,7 @@ static void mpt__fit_measure(mpt__fit *fit) {
         own > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)own : 0.0;
 }
 
-/* Tells the callback, if there is one; notes when it wants to stop. */
+/* Tells the callback, if any; notes when it wants to stop. */
 static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
     char text[224];
     mpt__text line = mpt__text_make(text, sizeof text);
@@ -420,7 +419,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_step_end(ctx);
 }
 
-/* Writes a checkpoint where one is due: each save_every steps, or, with 0, behind each epoch. */
+/* Writes a checkpoint if due: each save_every steps, or, with 0, behind each epoch. */
 static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
 #ifndef MPTRAIN_NO_RESUME
     mpt_context *ctx = fit->context;
@@ -432,7 +431,7 @@ static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
 #endif
 }
 
-/* Whether the fit ends here, in the middle of what it does, to be gone on with. */
+/* Whether the fit ends here, in the middle, to be gone on with. */
 static bool mpt__fit_interrupted(mpt__fit *fit) {
     if (mpt_stop_requested(fit->context)) fit->result.interrupted = true;
     return fit->result.interrupted;
@@ -466,8 +465,8 @@ static void mpt__fit_batches(mpt__fit *fit) {
 
 /* ==== What is kept ==== */
 
-/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next one
-   begins. Only that where there is no storage yet. */
+/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next
+   begins, and no more without a storage. */
 static int64_t mpt__fit_move_tensor(
     mpt__fit *fit, const mpt__tensor *tensor, int64_t at, bool back) {
     mpt_context *ctx = fit->context;
@@ -486,7 +485,7 @@ static int64_t mpt__fit_move_tensor(
 }
 
 #ifndef MPTRAIN_NO_RESUME
-/* Lets a copy of a tensor be what is kept of it at `at`; returns where the next one begins. */
+/* Lets a copy of a tensor be what is kept at `at`; returns where the next begins. */
 static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_t at) {
     const int64_t size = (int64_t)mpt__dtype_info[tensor->dtype].bytes;
     tensor->storage = fit->kept, tensor->offset = at / size;
@@ -494,8 +493,8 @@ static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_
 }
 #endif
 
-/* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
-   Each begins where one of the widest dtype may. */
+/* Copies the net's parameters and buffers to or from their storage; returns its bytes. Each begins
+   where one of the widest dtype may. */
 static int64_t mpt__fit_move(mpt__fit *fit, bool back) {
     mpt_context *ctx = fit->context;
     mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
@@ -564,7 +563,7 @@ static void mpt__fit_save(mpt__fit *fit) {
     mpt_save(fit->net, fit->config->checkpoint);
 }
 
-/* Validates, keeps the best weights on file and counts epochs without progress. `finite`: loss and
+/* Validates, keeps the best weights on file, counts epochs without progress. `finite`: loss and
    weights are. */
 static void mpt__fit_validate(mpt__fit *fit, bool finite) {
     const mpt_fit_config *config = fit->config;
@@ -662,7 +661,7 @@ static void mpt__fit_report(mpt__fit *fit) {
     result->steps_per_second = fit->progress.steps_per_second;
 }
 
-/* Whether a scaler with patience skips steps whose gradients are not finite, and gives up. */
+/* Whether a patient scaler skips steps of non-finite gradients, and gives up. */
 static bool mpt__fit_is_scaled(const mpt__fit *fit) {
     if (!fit->scaler.slot) return false;
     mpt_scaler_config config = mpt_scaler_get_config(fit->scaler);
@@ -740,7 +739,7 @@ static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
     return status;
 }
 
-/* Opens the folder of checkpoints, and goes on from the newest one. */
+/* Opens the folder of checkpoints, and goes on from the newest. */
 static bool mpt__fit_open(mpt__fit *fit) {
     mpt_context *ctx = fit->context;
     mpt_checkpoint_config config = mpt_checkpoint_config_default();

@@ -2,8 +2,8 @@
  * train/lbfgs.c: L-BFGS, which evaluates its loss several times in a step.
  *
  * As torch.optim.LBFGS: Nocedal & Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6, with
- * the constants of minFunc. All parameters are one vector of fp32 in host memory, as is what is
- * remembered of steps; sums are double. Of the device it asks values and gradients alone.
+ * the constants of minFunc. All parameters are one fp32 vector in host memory, as is what is
+ * remembered; sums are double. Of the device it asks values and gradients alone.
  * ---- */
 #ifndef MPT__TRAIN_LBFGS_INCLUDED
 #define MPT__TRAIN_LBFGS_INCLUDED
@@ -51,7 +51,7 @@ typedef struct {
     mpt_lbfgs_config config;
     int64_t n; /* elements of a vector */
     int64_t iterations, evaluations;
-    int64_t pairs;   /* taken into the history so far: pair p has place p % history_size */
+    int64_t pairs;   /* taken into the history: pair p has place p % history_size */
     double t, scale; /* length of the last step; first guess of the inverse curvature */
     double *rho;     /* by place: 1 / (y s) */
     double *alpha;   /* of an iteration, likewise */
@@ -69,7 +69,7 @@ typedef struct {
 
 static float *mpt__lbfgs_vector(const mpt__lbfgs *of, int64_t i) { return of->vectors + i * of->n; }
 
-/* The difference of gradients (which 0) or the step (1) of a pair. */
+/* A pair's difference of gradients (which 0) or step (1). */
 static float *mpt__lbfgs_pair(const mpt__lbfgs *of, int64_t pair, int which) {
     int64_t size = of->config.history_size;
     return mpt__lbfgs_vector(of, MPT__LBFGS_VECTORS + which * size + pair % size);
@@ -91,7 +91,7 @@ static void mpt__lbfgs_add(float *to, const float *x, double factor, const float
     for (int64_t i = 0; i < n; i++) to[i] = (float)((double)x[i] + factor * (double)y[i]);
 }
 
-/* The sum of magnitudes, or the largest of them. NaN if there is one. */
+/* The sum of magnitudes, or the largest; NaN if there is one. */
 static double mpt__lbfgs_size(const float *x, int64_t n, bool sum) {
     double size = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -201,7 +201,7 @@ typedef struct {
     float *gradient;
 } mpt__lbfgs_point;
 
-/* Fills in a point at t. A loss or slope that is not finite counts as infinitely bad. */
+/* Fills in a point at t. A non-finite loss or slope counts as infinitely bad. */
 static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, double t) {
     const mpt__lbfgs *of = run->of;
     if (!mpt__lbfgs_go(run, t)) return false;
@@ -214,7 +214,7 @@ static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, doubl
     return mpt__ok(run->context);
 }
 
-/* Where the cubic through two points, with their slopes, is lowest in [low, high]. */
+/* Where the cubic through two points, by their slopes, is lowest in [low, high]. */
 static double mpt__lbfgs_lowest(
     const mpt__lbfgs_point *a, const mpt__lbfgs_point *b, double low, double high) {
     if (a->t > b->t) {
@@ -234,7 +234,7 @@ static double mpt__lbfgs_lowest(
 
 static double mpt__lbfgs_abs(double x) { return x < 0 ? -x : x; }
 
-/* What a search knows: where it began, two points, one for the next, and how often it looked. */
+/* A search: where it began, two points, one for the next, and how often it looked. */
 typedef struct {
     mpt__lbfgs_point start, a, b, next;
     double slope_most; /* of a point that is good enough */
@@ -265,7 +265,7 @@ static bool mpt__lbfgs_bracket(mpt__lbfgs_run *run, mpt__lbfgs_search *s, double
     return true;
 }
 
-/* The next t between a and b: not too near to one of them twice in a row. */
+/* The next t between a and b: not too near one of them twice in a row. */
 static double mpt__lbfgs_between(const mpt__lbfgs_search *s, bool *stuck) {
     const double left = s->a.t < s->b.t ? s->a.t : s->b.t,
                  right = s->a.t < s->b.t ? s->b.t : s->a.t;
@@ -333,7 +333,7 @@ static bool mpt__lbfgs_wolfe(mpt__lbfgs_run *run, double *t, double *loss, doubl
 
 /* ==== Iterations ==== */
 
-/* Takes what the last step has shown of the curvature into the history. */
+/* Takes what the last step showed of the curvature into the history. */
 static void mpt__lbfgs_learn(mpt__lbfgs *of) {
     float *y = mpt__lbfgs_vector(of, MPT__LBFGS_PROBED),
           *s = mpt__lbfgs_vector(of, MPT__LBFGS_SPARE);
@@ -369,7 +369,7 @@ static void mpt__lbfgs_aim(mpt__lbfgs *of) {
     }
 }
 
-/* One iteration, the last one of a step or not. Gives whether another one may follow. */
+/* An iteration, the last of a step or not. Gives whether another may follow. */
 static bool mpt__lbfgs_iterate(mpt__lbfgs_run *run, double lr, double *loss, bool last) {
     mpt__lbfgs *of = run->of;
     const mpt_lbfgs_config *c = &of->config;
@@ -428,7 +428,7 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
     return first;
 }
 
-/* After an error: the values are those of before, and the history begins anew. */
+/* After an error: the values of before, and a new history. */
 static void mpt__lbfgs_go_back(const mpt__lbfgs_run *run) {
     mpt_context *ctx = run->context;
     const mpt_status status = ctx->base.status;

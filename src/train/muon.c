@@ -1,9 +1,9 @@
 /* ----
  * train/muon.c: Muon: matrices move by orthogonalised momentum, other parameters by AdamW.
  *
- * A step is launches alone. Momentum is that of K_SGD, whose decay of 1 makes it an interpolation:
- * what has overflowed, or fails, therefore never gets there. Of a matrix the mirror that AdamW has
- * for second moments holds what is being orthogonalised.
+ * A step is launches alone. Momentum is K_SGD's, whose decay of 1 makes it an interpolation: what
+ * overflowed, or fails, never gets there. The mirror that AdamW has for second moments holds a
+ * matrix that is being orthogonalised.
  * ---- */
 #ifndef MPT__TRAIN_MUON_INCLUDED
 #define MPT__TRAIN_MUON_INCLUDED
@@ -29,8 +29,7 @@ MPT__DEFAULTS(mpt_muon_config, {
     config.adamw = mpt_adamw_config_default();
 })
 
-/* Of a group: 1 - momentum on the device, and the momentum of which it was made. No slot: AdamW
-   updates the group. */
+/* Of a group: 1 - momentum on the device, and the momentum it was made of. No slot: AdamW's. */
 typedef struct {
     uint16_t slot;
     double momentum;
@@ -46,8 +45,8 @@ typedef struct {
 /* ==== Orthogonalising ==== */
 
 enum { MPT__NS_STEPS = 20 }; /* more than that would leave fp32 */
-/* The polynomial a x + b x^3 + c x^5 of https://kellerjordan.github.io/posts/muon: its slope at 0
-   is the largest that keeps singular values between some 0.7 and 1.2. */
+/* a x + b x^3 + c x^5 of https://kellerjordan.github.io/posts/muon: its slope at 0 is the largest
+   that keeps singular values between some 0.7 and 1.2. */
 static const double mpt__ns_a = 3.4445, mpt__ns_b = -4.7750, mpt__ns_c = 2.0315;
 
 static mpt__tensor mpt__muon_matrix(uint32_t storage, int64_t offset, int64_t rows, int64_t n) {
@@ -97,7 +96,7 @@ static void mpt__muon_normalise(mpt_context *ctx, const mpt__tensor *u, const mp
     mpt__launch_binary(ctx, MPT__FN_DIV, u, norm, x, MPT__WRITE);
 }
 
-/* Elements of workspace: x, its Gram matrix and what is made of that, and a norm; each begins at a
+/* Elements of workspace: x, its Gram matrix, what is made of that, and a norm; each begins at a
    multiple of 256 bytes. */
 static int64_t mpt__muon_part(int64_t count) { return (count + 63) / 64 * 64; }
 static int64_t mpt__muon_room(const mpt_shape *shape) {
@@ -105,8 +104,8 @@ static int64_t mpt__muon_room(const mpt_shape *shape) {
     return mpt__muon_part(m * n) + 2 * mpt__muon_part(least * least) + 64;
 }
 
-/* u = factor times u orthogonalised. What is called x and u here are x and u over the power of a
-   that the iterations so far would have multiplied them by: each is then three products. */
+/* u = factor times u orthogonalised. x and u here are x and u over the power of a by which the
+   iterations so far would have multiplied them: each is then three products. */
 static void mpt__muon_orthogonalise(mpt_context *ctx, const mpt_muon_config *c,
     const mpt__tensor *u, uint32_t workspace, double factor) {
     const int64_t m = u->shape.dim[0], n = u->shape.dim[1], least = m < n ? m : n;
@@ -134,7 +133,7 @@ static void mpt__muon_orthogonalise(mpt_context *ctx, const mpt_muon_config *c,
 
 /* ==== A step ==== */
 
-/* The rest of a launch of K_SGD over segments [row, row + rows) of a state. */
+/* The rest of a launch of K_SGD over segments [row, row + rows). */
 static void mpt__muon_sgd(mpt_context *ctx, mpt__launch *launch, const mpt__optimizer *optimizer,
     const mpt__optim_state *state, int64_t row, int64_t rows, uint32_t gradient, int64_t offset) {
     mpt__operand_on(launch, 2, gradient, MPT_F32, offset, state->count, MPT__READ);
@@ -186,7 +185,7 @@ static void mpt__muon_move(mpt_context *ctx, const mpt__optimizer *optimizer,
     mpt__muon_sgd(ctx, launch, optimizer, state, row, rows, state->mirror[1], 0);
 }
 
-/* By how much more a matrix moves than by the rate times what is orthogonal. */
+/* By how much more a matrix moves than by the rate times the orthogonal. */
 static double mpt__muon_ratio(const mpt_muon_config *c, const mpt_shape *shape) {
     const double m = (double)shape->dim[0], n = (double)shape->dim[1];
     if (c->adjust == MPT_MUON_MATCH_RMS_ADAMW) return 0.2 * sqrt(m > n ? m : n);
@@ -288,8 +287,8 @@ static mpt_status mpt__muon_group_set(
     return ctx->base.status;
 }
 
-/* Whether Muon takes a parameter that nothing names. Of a table of an embedding a step has few
-   rows, so its gradient is no map of one space to another. */
+/* Whether Muon takes a parameter that nothing names. A table of an embedding has few rows in a
+   step: its gradient is no map of one space to another. */
 static bool mpt__muon_takes(mpt_context *ctx, const mpt__parameter *parameter) {
 #ifndef MPTRAIN_NO_ATTENTION
     if (mpt__module_slot(ctx, parameter->module)->layer == MPT__LAYER_embedding) return false;
@@ -299,7 +298,7 @@ static bool mpt__muon_takes(mpt_context *ctx, const mpt__parameter *parameter) {
     return parameter->tensor->shape.rank == 2;
 }
 
-/* What mpt_optimizer_add moves stays with whom it was; all of a group has to be of one kind. */
+/* What mpt_optimizer_add moves stays with whom it was; a group is of one kind. */
 static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
     const char *path, int64_t group) {
     const mpt__muon *of = (const mpt__muon *)optimizer->own;
@@ -324,7 +323,7 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
     return mpt__muon_group_set(ctx, optimizer, group, first[1] != NULL);
 }
 
-/* Whether the name of length n is of a parameter, or of a module above it. */
+/* Whether the name of length n is a parameter's, or that of a module above it. */
 static bool mpt__muon_named(const char *path, const char *name, size_t n) {
     return strncmp(path, name, n) == 0 && (path[n] == '.' || path[n] == 0);
 }

@@ -1,9 +1,9 @@
 /* ----
  * train/own.c: optimizers that a user writes, as an update of one parameter made of ops.
  *
- * An update works on copies, in fp32 and from the pool: of the value or its master, the gradient
- * and the states. They go back once all parameters are done, so that a step is applied as a whole
- * or not at all. Groups, schedules, masters and checkpoints are those of every optimizer.
+ * An update works on copies, in fp32 and from the pool, of the value or its master, the gradient
+ * and the states. They go back once all parameters are done: a step is applied as a whole or not at
+ * all. Groups, schedules, masters and checkpoints are those of every optimizer.
  * ---- */
 #ifndef MPT__TRAIN_OWN_INCLUDED
 #define MPT__TRAIN_OWN_INCLUDED
@@ -69,7 +69,7 @@ static void mpt__own_round(
         block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
 }
 
-/* A copy of a parameter's elements that lie at a place, in the scope that is open. */
+/* A copy of a parameter's elements at a place, in the open scope. */
 static mpt_tensor mpt__own_copy(
     mpt_context *ctx, const mpt__parameter *parameter, const mpt__own_place *from) {
     mpt__tensor *copy =
@@ -154,7 +154,7 @@ static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updat
     return mpt__scope_close(ctx, 0);
 }
 
-/* Calls it on all that have a gradient. Each in a scope of its own within that of the copies. */
+/* Calls it on all that have a gradient, each in a scope within that of the copies. */
 static mpt_status mpt__own_calls(
     mpt_context *ctx, const mpt__user_updates *updates, mpt__optimizer *optimizer) {
     MPT__PLAIN_FLOATS;
@@ -198,8 +198,8 @@ static mpt_status mpt__own_apply(
     return ctx->base.status;
 }
 
-/* A step. Waits for the device, which alone knows whether a gradient has overflowed, and whether a
-   target or an index was a bad one. */
+/* A step. Waits for the device, which alone knows of overflown gradients and bad targets or
+   indices. */
 static mpt_status mpt__own_update(
     mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
     mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;

@@ -2,8 +2,8 @@
  * train/series.c: checkpoints in a folder: when one is written, which ones stay, and which one a
  * training goes on from.
  *
- * A file has the number of its step in its name, so that what there is tells what to do: nothing
- * else is kept beside the files, and a process may be killed between any two of its calls.
+ * A file's name has the number of its step, so that the files tell what to do: nothing else is
+ * kept, and a process may be killed between any two calls.
  * ---- */
 #ifndef MPT__TRAIN_SERIES_INCLUDED
 #define MPT__TRAIN_SERIES_INCLUDED
@@ -25,7 +25,7 @@ static mpt_checkpoint_stats mpt__checkpoint_nothing(void) {
 
 /* ==== Asking for an end ==== */
 
-/* May be called from a signal's handler and from other threads: nothing but one store. */
+/* For a signal's handler and other threads, too: nothing but one store. */
 void mpt_request_stop(mpt_context *ctx, bool stop) {
     if (ctx) mpt__atomic_store32(&ctx->stop, stop);
 }
@@ -66,8 +66,8 @@ MPT__END_ABSENT
 
 enum { MPT__SERIES_DIGITS = 12 }; /* of a step, so that the order of names is that of steps */
 
-/* What is to be written, by the caller or by a thread: `path`, then files before `number` go until
-   `keep` are left. */
+/* What is written, by the caller or a thread: `path`, then files before `number` go until `keep`
+   are left. */
 typedef struct {
     mpt__base *base;
     mpt__content_fn content;
@@ -92,7 +92,7 @@ typedef struct {
 
 static mpt__series *mpt__series_of(const mpt_context *ctx) { return (mpt__series *)ctx->series; }
 
-/* The number of steps, or, of loops without mpt_step_begin, of updates. */
+/* The number of steps, or, without mpt_step_begin, of updates. */
 static int64_t mpt__series_number(const mpt_context *ctx) {
     return ctx->now.step > 0 ? ctx->now.step : ctx->now.updates;
 }
@@ -117,7 +117,7 @@ static int64_t mpt__series_number_of(const char *name) {
     return strcmp(name, ".safetensors") == 0 ? number : -1;
 }
 
-/* Of the files up to a step: how many there are, the first and the last; -1 where there is none. */
+/* Files up to a step: how many, the first and the last; -1: none. */
 typedef struct {
     int64_t up_to, count, first, last;
 } mpt__series_files;
@@ -143,7 +143,7 @@ static bool mpt__series_list(
 
 /* ==== Writing ==== */
 
-/* Any thread. A file goes when the new one is where it shall be, and durable. */
+/* A file goes when the new one is in its place, and durable. Any thread. */
 static bool mpt__series_write(mpt__series *series) {
     mpt__series_job *job = &series->job;
     mpt__base *base = job->base;
@@ -183,7 +183,7 @@ static mpt_status mpt__series_wait(mpt_context *ctx, mpt__series *series) {
 
 static double mpt__series_time(void *user) { return *(const double *)user; }
 
-/* Makes the file in memory: what a thread may write while the training goes on. */
+/* Makes the file in memory, which a thread may write while the training goes on. */
 static bool mpt__series_copy(mpt_context *ctx, mpt__series *series, mpt__state_saving *saving) {
     mpt__writer writer;
     const int64_t bytes = 8 + (int64_t)saving->header.length + saving->at;
@@ -223,7 +223,7 @@ static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
     return good;
 }
 
-/* Saves the training of now as a step's file, or, with number -1, as the best one. */
+/* Saves the training of now as a step's file; number -1: as the best one. */
 static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
     mpt__series *series = mpt__series_of(ctx);
     const mpt_clock *clock = &ctx->base.clock;
@@ -263,7 +263,7 @@ static void mpt__series_hear(void *user, mpt_log_level level, const char *messag
     if (level != MPT_LOG_ERROR) log->write(log->user, level, message);
 }
 
-/* Takes the newest file; a damaged one is left where it is, and the one before it taken. */
+/* Takes the newest file; a damaged one is left, and the one before it taken. */
 static mpt_status mpt__series_resume(mpt_context *ctx, mpt__series *series) {
     mpt__series_files files;
     int64_t up_to = INT64_MAX;
