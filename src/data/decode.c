@@ -383,6 +383,9 @@ typedef struct {
     int pending;                       /* the marker behind a scan; -1: none */
 } mpt__jpeg;
 
+/* What is left of a segment, or of a chunk below. */
+#define MPT__JPEG_TAKES mpt__image_file *file, mpt__jpeg *jpeg, int left
+
 /* Reads a marker as the decoder does: -1 where there is none. */
 static int mpt__jpeg_marker(mpt__image_file *file) {
     uint32_t c = mpt__walk_byte(file);
@@ -391,7 +394,7 @@ static int mpt__jpeg_marker(mpt__image_file *file) {
     return (int)c;
 }
 
-static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_quantisation(MPT__JPEG_TAKES) {
     while (left > 0) {
         uint32_t head = mpt__walk_byte(file);
         int bytes = head >> 4 ? 128 : 64;
@@ -405,7 +408,7 @@ static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int l
     return true;
 }
 
-static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_huffman(MPT__JPEG_TAKES) {
     while (left > 0) {
         const char *wrong = NULL;
         uint32_t head = mpt__walk_byte(file);
@@ -430,13 +433,13 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
     return true;
 }
 
-static bool mpt__jpeg_restart(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_restart(MPT__JPEG_TAKES) {
     if (left != 2) return mpt__fault(file, "a restart interval (DRI) of %d bytes, not 2", left);
     jpeg->restart = (int)mpt__walk_big(file, 2);
     return true;
 }
 
-static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_frame(MPT__JPEG_TAKES) {
     uint32_t bits = mpt__walk_byte(file);
     if (jpeg->components) return mpt__fault(file, "a second frame header (SOF)");
     file->height = (int)mpt__walk_big(file, 2), file->width = (int)mpt__walk_big(file, 2);
@@ -522,7 +525,7 @@ static int64_t mpt__jpeg_units(
 }
 
 /* One scan: its header refers to what was defined, its data has all intervals. */
-static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_scan(MPT__JPEG_TAKES) {
     int64_t at = mpt__image_place(file);
     int n = (int)mpt__walk_byte(file);
     uint32_t tables[4];
@@ -577,14 +580,14 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     return true;
 }
 
-static bool mpt__jpeg_height(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_height(MPT__JPEG_TAKES) {
     int height = (int)mpt__walk_big(file, 2);
     (void)jpeg;
     if (left == 2 && height == file->height) return true;
     return mpt__fault(file, "a second height, %d (DNL), beside %d", height, file->height);
 }
 
-static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_other(MPT__JPEG_TAKES) {
     (void)jpeg;
     mpt__walk_skip(file, left);
     return true;
@@ -594,7 +597,7 @@ static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 typedef struct {
     int first, last; /* markers */
     int frame;       /* 1: only behind a frame header */
-    bool (*read)(mpt__image_file *file, mpt__jpeg *jpeg, int left);
+    bool (*read)(MPT__JPEG_TAKES);
 } mpt__jpeg_segment;
 
 static const mpt__jpeg_segment mpt__jpeg_segments[] = {{0xc0, 0xc2, 0, mpt__jpeg_frame},
@@ -665,8 +668,9 @@ typedef struct {
     bool over;                 /* another chunk came behind IDAT, or IEND */
     int64_t bytes;             /* of all IDAT */
 } mpt__png;
+#define MPT__PNG_TAKES mpt__image_file *file, mpt__png *png, int64_t length
 
-static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_header(MPT__PNG_TAKES) {
     static const uint8_t depths[7] = {
         1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0, 8 | 16};
     static const uint8_t values[7] = {1, 0, 3, 4, 2, 0, 4};
@@ -684,7 +688,7 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
 }
 
 /* The palette; read as if black where it is short of what indices can name. */
-static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_palette(MPT__PNG_TAKES) {
     int64_t at = mpt__image_place(file);
     if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
         return mpt__fault(file, "a palette (PLTE) of %lld bytes that is %s", length,
@@ -700,7 +704,7 @@ static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t lengt
     return true;
 }
 
-static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_transparency(MPT__PNG_TAKES) {
     bool fits = png->color == 3 ? png->palette && length <= png->palette
         : png->color == 0       ? length == 2
                                 : png->color == 2 && length == 6;
@@ -710,7 +714,7 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
 }
 
 /* stb_image expects something in the first of these chunks: empty ones before it go. */
-static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_image(MPT__PNG_TAKES) {
     int64_t at = mpt__image_place(file) - 8;
     if (png->color == 3 && !png->palette)
         return mpt__fault(file, "pixels without a palette (PLTE) before them");
@@ -728,7 +732,7 @@ static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length)
 
 typedef struct {
     const char *type;
-    bool (*read)(mpt__image_file *file, mpt__png *png, int64_t length);
+    bool (*read)(MPT__PNG_TAKES);
 } mpt__png_chunk;
 
 static const mpt__png_chunk mpt__png_kinds[] = {{"IHDR", mpt__png_header},
