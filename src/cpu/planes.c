@@ -9,15 +9,15 @@
 
 #if !defined(MPTRAIN_NO_CONV) && defined(MPT__HAS_GEMM)
 
-#define MPT__PLANES_TILE 64      /* pixels of a strip that the widest level takes at a time */
-#define MPT__PLANES_IMAGES 16    /* the most images of a strip */
-#define MPT__PLANES_ROOM 49152   /* floats of the strips of a task, about: the second cache's */
-#define MPT__PLANES_SLICES 16    /* sums of their own that a gradient of weights has, at most */
+#define MPT__PLANES_TILE 64    /* pixels of a strip that the widest level takes at a time */
+#define MPT__PLANES_IMAGES 16  /* the most images of a strip */
+#define MPT__PLANES_ROOM 49152 /* floats of the strips of a task, about: the second cache's */
+#define MPT__PLANES_SLICES 16  /* sums of their own that a gradient of weights has, at most */
 
 typedef struct {
     const mpt__cpu_call *call;
     mpt__conv conv;
-    mpt__planes all; /* of the first task */
+    mpt__planes all;                     /* of the first task */
     int64_t lines, images, bands, tasks; /* of a task; of an image; of a group of channels */
     int64_t numel, slices, each;         /* elements of the weights; tasks of a slice */
     int64_t shared, own;                 /* floats: of all threads, of each */
@@ -124,8 +124,8 @@ static mpt__planes mpt__planes_task(
     mpt__plane_side *const side[] = {&p.x, &p.y};
     for (int s = 0; s < 2; s++) {
         const int64_t channels = s == 0 ? p.in : p.out;
-        const int64_t at = (image * side[s]->image +
-                            group * channels * side[s]->size[0] * side[s]->size[1]) *
+        const int64_t at =
+            (image * side[s]->image + group * channels * side[s]->size[0] * side[s]->size[1]) *
             mpt__dtype_info[side[s]->dtype].bytes;
         side[s]->data += at;
         if (side[s]->gate) side[s]->gate += at;
@@ -177,8 +177,7 @@ static void mpt__planes_run(const mpt__cpu_call *call) {
     w.memory = (float *)call->workspace;
     w.all.x.data = (const char *)call->data[back ? 2 : 0];
     w.all.y.data = w.all.to = (char *)call->data[back ? 0 : 2];
-    if (launch->n_operands > 5)
-        (back ? &w.all.x : &w.all.y)->gate = (const char *)call->data[5];
+    if (launch->n_operands > 5) (back ? &w.all.x : &w.all.y)->gate = (const char *)call->data[5];
     if (!w.all.slopes) {
         mpt__planes_weights(&w);
         mpt__parallel(call->pool, w.tasks * c->groups, cost, mpt__planes_chunk, &w);
@@ -186,8 +185,7 @@ static void mpt__planes_run(const mpt__cpu_call *call) {
     }
     mpt__parallel(call->pool, w.slices, cost, mpt__planes_slice, &w);
     for (int64_t s = 1; s < w.slices; s++)
-        call->routines->binary[MPT__BINARY_ADD](
-            w.memory, w.memory, w.memory + s * all, all, 0, 0);
+        call->routines->binary[MPT__BINARY_ADD](w.memory, w.memory, w.memory + s * all, all, 0, 0);
     mpt__planes_put(&w, 1, w.memory, w.numel);
     if (launch->n_operands > 3 && launch->operand[3].storage != 0)
         mpt__planes_put(&w, 3, w.memory + w.numel, c->y[2]);

@@ -203,8 +203,7 @@ static void mpt__batch_make(
 /* ==== Workers ==== */
 
 /* Notes who made the batch and when; only the owner's thread asks a user's clock. */
-static void mpt__worker_make(
-    const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
+static void mpt__worker_make(const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
     const mpt__loader *loader = worker->loader;
 #ifndef MPTRAIN_NO_WATCH
     const mpt_clock *clock = &loader->base->clock;
@@ -434,8 +433,9 @@ static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
     shape.dim[0] = size;
     for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
 #if defined(MPTRAIN_CUDA)
-    if (mpt__slots_staged(ctx) && mpt__upload(ctx, slot->storage[part], 0, slot->memory[part],
-                                              size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+    if (mpt__slots_staged(ctx) &&
+        mpt__upload(ctx, slot->storage[part], 0, slot->memory[part],
+            size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
         return mpt__null(ctx);
 #endif
     mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);

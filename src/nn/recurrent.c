@@ -18,8 +18,8 @@ static mpt_module mpt__recurrent_none(mpt_context *ctx, const char *call) {
     return mpt__module_handle(ctx, NULL);
 }
 #define MPT__DEFINE_RECURRENT(name) \
-    mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
-                             const mpt_recurrent_config *config) { \
+    mpt_module mpt_nn_##name( \
+        mpt_context *ctx, int64_t in, int64_t hidden, const mpt_recurrent_config *config) { \
         (void)in, (void)hidden, (void)config; \
         return mpt__recurrent_none(ctx, "mpt_nn_" #name); \
     }
@@ -54,7 +54,7 @@ typedef struct {
 
 /* Takes the inputs apart: x, then h and maybe c or none, then lengths or none. */
 static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, const mpt_tensor *in,
-                                  int n_in, int n_out, mpt__recurrent *r) {
+    int n_in, int n_out, mpt__recurrent *r) {
     const mpt_tensor none = mpt__null(NULL);
     r->states = mpt__is_lstm(module) ? 2 : 1;
     r->x = in[0];
@@ -65,10 +65,10 @@ static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, c
     ctx->base.op = "mpt_forward"; /* not the last call */
     if ((n != 1 && n != 1 + r->states) || n_out > r->states + !cell)
         return mpt__reject(ctx, ARGUMENT,
-                           "%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
-                           "%d outputs",
-                           n_in, n_out, r->states > 1 ? "h and c" : "h",
-                           cell ? "" : ", then i64 lengths or nothing", r->states + !cell);
+            "%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
+            "%d outputs",
+            n_in, n_out, r->states > 1 ? "h and c" : "h",
+            cell ? "" : ", then i64 lengths or nothing", r->states + !cell);
     for (int i = 1; i < n; i++) r->state[i - 1] = in[i];
     return true;
 }
@@ -94,8 +94,8 @@ static mpt_tensor mpt__recurrent_given(mpt_tensor x, bool batched, int batch) {
 }
 
 /* Weights of layer and direction number k. */
-static mpt_cell_config mpt__recurrent_weights_of(mpt_context *ctx, const mpt__module *module,
-                                                 int64_t k) {
+static mpt_cell_config mpt__recurrent_weights_of(
+    mpt_context *ctx, const mpt__module *module, int64_t k) {
     mpt_cell_config how = mpt_cell_config_default();
     const mpt__attributes *a = &module->attributes;
     bool bias = a->index[MPT__RNN_BIAS] != 0, wide = a->index[MPT__RNN_PROJECTION] != 0;
@@ -112,7 +112,7 @@ static mpt_cell_config mpt__recurrent_weights_of(mpt_context *ctx, const mpt__mo
 }
 
 static mpt_tensor mpt__recurrent_apply(const mpt__module *module, mpt_tensor x,
-                                       const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+    const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
     if (mpt__is_lstm(module)) return mpt_lstm(x, how, h, c);
     bool gru = module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell;
     return gru ? mpt_gru(x, how, h) : mpt_rnn(x, how, h);
@@ -128,8 +128,8 @@ static mpt_tensor mpt__recurrent_state(mpt_tensor all, int64_t k) {
 }
 
 /* One layer in all directions. */
-static mpt_tensor mpt__recurrent_layer(mpt_context *ctx, mpt__module *module, mpt__recurrent *r,
-                                       mpt_tensor x, int64_t layer) {
+static mpt_tensor mpt__recurrent_layer(
+    mpt_context *ctx, mpt__module *module, mpt__recurrent *r, mpt_tensor x, int64_t layer) {
     const int directions = (int)module->attributes.index[MPT__RNN_DIRECTIONS];
     mpt_tensor out[2], state[2];
     for (int d = 0; d < directions && mpt__ok(ctx); d++) {
@@ -166,17 +166,17 @@ static mpt_tensor mpt__recurrent_gathered(mpt__recurrent *r, int i, int count) {
 }
 
 /* States have to be of all layers, and of as many sequences as x. */
-static bool mpt__recurrent_check(mpt_context *ctx, const mpt__module *module,
-                                 const mpt__recurrent *r) {
+static bool mpt__recurrent_check(
+    mpt_context *ctx, const mpt__module *module, const mpt__recurrent *r) {
     const mpt__attributes *a = &module->attributes;
     mpt_shape x = mpt_get_shape(r->x);
     int64_t count = a->index[MPT__RNN_LAYER_COUNT] * a->index[MPT__RNN_DIRECTIONS];
     ctx->base.op = "mpt_forward";
     if (x.rank != 3)
         return mpt__reject(ctx, SHAPE,
-                           "input %S: expected [T, B, features], [B, T, features] with "
-                           "batch_first, or [T, features]",
-                           &x);
+            "input %S: expected [T, B, features], [B, T, features] with "
+            "batch_first, or [T, features]",
+            &x);
     for (int i = 0; i < 2; i++) {
         int64_t width = i == 0 && a->index[MPT__RNN_PROJECTION] ? a->index[MPT__RNN_PROJECTION]
                                                                 : a->index[MPT__RNN_HIDDEN];
@@ -185,14 +185,14 @@ static bool mpt__recurrent_check(mpt_context *ctx, const mpt__module *module,
         mpt_shape got = mpt_get_shape(r->state[i]);
         ctx->base.op = "mpt_forward";
         if (got.rank != 3 || memcmp(got.dim, expected.dim, 3 * sizeof *got.dim) != 0)
-            return mpt__reject(ctx, SHAPE, "state %s %S: expected %S", i ? "c" : "h", &got,
-                               &expected);
+            return mpt__reject(
+                ctx, SHAPE, "state %s %S: expected %S", i ? "c" : "h", &got, &expected);
     }
     return true;
 }
 
-static mpt_status mpt__recurrent_layers(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                                        mpt_tensor *out, int n_out) {
+static mpt_status mpt__recurrent_layers(
+    mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     mpt_context *ctx = self.context;
     mpt__module *module = mpt__module_at(ctx, self);
     mpt__recurrent r;
@@ -230,8 +230,8 @@ static mpt_status mpt__recurrent_layers(mpt_module self, void *user, const mpt_t
     return ctx->base.status;
 }
 
-static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                                      mpt_tensor *out, int n_out) {
+static mpt_status mpt__recurrent_cell(
+    mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     mpt_context *ctx = self.context;
     mpt__module *module = mpt__module_at(ctx, self);
     mpt__recurrent r;
@@ -268,19 +268,19 @@ static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_ten
 
 /* ==== Constructors ==== */
 
-static void mpt__recurrent_parameters(mpt_context *ctx, mpt__module *module, int64_t in,
-                                      const char *suffix) {
+static void mpt__recurrent_parameters(
+    mpt_context *ctx, mpt__module *module, int64_t in, const char *suffix) {
     const int64_t *how = module->attributes.index;
     const int64_t hidden = how[MPT__RNN_HIDDEN], projection = how[MPT__RNN_PROJECTION];
-    const int64_t rows =
-        hidden * (mpt__is_lstm(module)                                                      ? 4
-                  : module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell ? 3
-                                                                                            : 1);
-    static const char *const names[] = {"weight_ih", "weight_hh", "bias_ih", "bias_hh",
-                                        "weight_hr"};
+    const int64_t rows = hidden *
+        (mpt__is_lstm(module)                                                             ? 4
+                : module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell ? 3
+                                                                                          : 1);
+    static const char *const names[] = {
+        "weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"};
     const mpt_shape shapes[] = {MPT_SHAPE(rows, in),
-                                MPT_SHAPE(rows, projection ? projection : hidden), MPT_SHAPE(rows),
-                                MPT_SHAPE(rows), MPT_SHAPE(projection, hidden)};
+        MPT_SHAPE(rows, projection ? projection : hidden), MPT_SHAPE(rows), MPT_SHAPE(rows),
+        MPT_SHAPE(projection, hidden)};
     for (int i = 0; i < 5; i++) {
         char name[40];
         if ((i == 2 || i == 3) && !how[MPT__RNN_BIAS]) continue;
@@ -291,7 +291,7 @@ static void mpt__recurrent_parameters(mpt_context *ctx, mpt__module *module, int
 }
 
 static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t in, int64_t hidden,
-                                 const mpt_recurrent_config *config) {
+    const mpt_recurrent_config *config) {
     int64_t *how = module->attributes.index;
     const int directions = config->bidirectional ? 2 : 1;
     const int64_t width = config->projection ? config->projection : hidden;
@@ -320,8 +320,7 @@ static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t 
 }
 
 static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__layer layer,
-                                     int64_t in, int64_t hidden,
-                                     const mpt_recurrent_config *given) {
+    int64_t in, int64_t hidden, const mpt_recurrent_config *given) {
     mpt_recurrent_config config = given ? *given : mpt_recurrent_config_default();
     mpt__module *module = mpt__layer_new(ctx, call, layer);
     bool lstm = layer == MPT__LAYER_lstm, cell = layer >= MPT__LAYER_rnn_cell;
@@ -330,13 +329,13 @@ static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__la
     if (in < 1 || hidden < 1 || hidden > INT32_MAX)
         mpt__error(ctx, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, hidden);
     else if (config.layers < 1 || config.layers > MPT__RNN_LAYERS ||
-             !(config.dropout >= 0.0 && config.dropout <= 1.0))
+        !(config.dropout >= 0.0 && config.dropout <= 1.0))
         mpt__error(ctx, ARGUMENT, "%d layers, dropout %g: expected 1 to %d, and a probability",
-                   config.layers, config.dropout, (int)MPT__RNN_LAYERS);
+            config.layers, config.dropout, (int)MPT__RNN_LAYERS);
     else if (config.projection < 0 || config.projection >= hidden || (config.projection && !lstm))
         mpt__error(ctx, ARGUMENT,
-                   "projection %lld: expected less than %lld, of an LSTM; 0 for none",
-                   config.projection, hidden);
+            "projection %lld: expected less than %lld, of an LSTM; 0 for none", config.projection,
+            hidden);
     else if (config.relu && !rnn)
         mpt__error(ctx, ARGUMENT, "relu is for an RNN; the gates of others are fixed");
     else if (cell && (config.layers > 1 || config.bidirectional || config.dropout > 0.0))
@@ -347,8 +346,8 @@ static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__la
 }
 
 #define MPT__DEFINE_RECURRENT(name) \
-    mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
-                             const mpt_recurrent_config *config) { \
+    mpt_module mpt_nn_##name( \
+        mpt_context *ctx, int64_t in, int64_t hidden, const mpt_recurrent_config *config) { \
         return mpt__recurrent_new(ctx, "mpt_nn_" #name, MPT__LAYER_##name, in, hidden, config); \
     }
 

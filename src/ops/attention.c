@@ -368,10 +368,11 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
     if (!good)
         return mpt__error(ctx, SHAPE,
-                          "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
-                          &x->shape, &w->shape, &t->shape);
-    if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
-               by->dtype != frame->out_dtype[0]))
+            "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]", &x->shape,
+            &w->shape, &t->shape);
+    if (by &&
+        (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
+            by->dtype != frame->out_dtype[0]))
         return mpt__error(ctx, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
             &by->shape, frame->out_dtype[0], w->shape.dim[0]);
     if (!mpt__promotes(ctx) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);

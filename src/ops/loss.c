@@ -484,8 +484,9 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
         in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
     }
     double half_log_2_pi = 0.91893853320467274;
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3,
-                                        reduction, 3, 3, eps, full ? half_log_2_pi : 0.0, 0));
+    return mpt__spares_end(&spares,
+        mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, reduction, 3, 3, eps,
+            full ? half_log_2_pi : 0.0, 0));
 }
 
 mpt_tensor mpt_margin_ranking_loss(
@@ -613,8 +614,9 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
     of[0] = mpt__distance(&spares, in[0], in[1], eps);
     of[1] = mpt__distance(&spares, in[0], in[2], eps);
     if (swap) of[2] = mpt__distance(&spares, in[1], in[2], eps);
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
-                                        swap ? 3 : 2, reduction, 2, 3, margin, swap, 0));
+    return mpt__spares_end(&spares,
+        mpt__apply_pair(
+            name, MPT__OP_triplet_margin_loss, of, swap ? 3 : 2, reduction, 2, 3, margin, swap, 0));
 }
 
 /* ---- Cosines ----
@@ -711,8 +713,9 @@ mpt_tensor mpt_cosine_embedding_loss(
     if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
     mpt__products(&spares, in, -1, of);
     of[3] = target;
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
-                                        reduction, 4, 3, margin, eps, 0));
+    return mpt__spares_end(&spares,
+        mpt__apply_pair(
+            name, MPT__OP_cosine_embedding_loss, of, 4, reduction, 4, 3, margin, eps, 0));
 }
 MPT__END_REGION
 

@@ -40,8 +40,8 @@ MPT__OP void MPT__LEVEL(each_two)(float *out, const float *x, const float *y, in
     MPT__OP v_f MPT__LEVEL(value_##id)(v_f a, v_f b, float c, float d) { \
         return (void)c, (void)d, value; \
     } \
-    MPT__FN void MPT__LEVEL(binary_##id)(float *out, const float *x, const float *y, int64_t n, \
-                                         float c, float d) { \
+    MPT__FN void MPT__LEVEL(binary_##id)( \
+        float *out, const float *x, const float *y, int64_t n, float c, float d) { \
         MPT__LEVEL(each_two)(out, x, y, n, c, d, MPT__LEVEL(value_##id)); \
     }
 #define MPT__NOT_HERE(id, ns, value)
@@ -100,8 +100,8 @@ MPT__FN void MPT__LEVEL(max_lanes)(float *lane, int64_t first, const float *x, i
     v_store_as(out + k * MPT__WIDTH, differences ? d : e, n - k * MPT__WIDTH, MPT_F32); \
     v_store_as(rest + k * MPT__WIDTH, e, n - k * MPT__WIDTH, MPT_F32); \
     s##k = v_add(s##k, v_load(rest + k * MPT__WIDTH));
-MPT__FN void MPT__LEVEL(add_exp)(float *lane, float *out, const float *x, int64_t n, float most,
-                                 bool differences) {
+MPT__FN void MPT__LEVEL(add_exp)(
+    float *lane, float *out, const float *x, int64_t n, float most, bool differences) {
     const v_f shift = v_set(most);
     float rest[MPT__SUM_LANES] = {0};
     v_f d, e;
@@ -138,8 +138,8 @@ MPT__FN void MPT__LEVEL(softmax)(float *out, const float *x, int64_t n, bool log
     b = v_load_as(dy + i + k * MPT__WIDTH, n - i - k * MPT__WIDTH, MPT_F32); \
     s##k = v_add(s##k, MPT__SLOPE_ADDEND);
 #define MPT__SLOPE_START(k) v_f s##k = v_zero();
-MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float *dy, int64_t n,
-                                          bool log) {
+MPT__FN void MPT__LEVEL(softmax_backward)(
+    float *dx, const float *y, const float *dy, int64_t n, bool log) {
     v_f a, b;
     int64_t i = 0;
     MPT__VECTORS(MPT__SLOPE_START);
@@ -162,7 +162,7 @@ MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float
    below takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
    store beyond the caches fills it. */
 MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int64_t from_step,
-                              int64_t rows, int64_t columns, void store(float *p, v_f v)) {
+    int64_t rows, int64_t columns, void store(float *p, v_f v)) {
     for (int64_t line = 0; line < rows; line += 16)
         for (int64_t c = 0; c < columns; c += 4)
             for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
@@ -180,7 +180,7 @@ MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int
             }
 }
 MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from, int64_t from_step,
-                                   int64_t rows, int64_t columns, bool beyond_cache) {
+    int64_t rows, int64_t columns, bool beyond_cache) {
     if (rows < MPT__WIDTH || columns < 4) {
         MPT__BELOW(transpose)(to, to_step, from, from_step, rows, columns, false);
     } else if (beyond_cache) {
@@ -216,7 +216,7 @@ MPT__FN void MPT__LEVEL(rows)(const mpt__rows *r) {
    where it is so. */
 #define MPT__PRODUCTS_LOAD(at) v_load_as(at, n, MPT_F32)
 MPT__OP void MPT__LEVEL(four_sums)(const mpt__product_sums *p, int64_t i, int64_t i1, int64_t i2,
-                                   int64_t i3, int64_t c, int64_t n) {
+    int64_t i3, int64_t c, int64_t n) {
     const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step;
     const float *start = p->start + i * p->start_step + c, *w = p->w + c;
     float *out = p->out + i * p->out_step + c;
@@ -282,8 +282,8 @@ MPT__FN void MPT__LEVEL(add_squares)(double *lane, const float *x, int64_t n, fl
     p = v_umul(c##0, m0), q = v_umul(c##2, m1); \
     c##0 = v_uxor(v_uhigh(q), c##1, v_uset(keys[2 * r])), c##1 = q; \
     c##2 = v_uxor(v_uhigh(p), c##3, v_uset(keys[2 * r + 1])), c##3 = p
-MPT__OP void MPT__LEVEL(philox)(const uint64_t *keys, uint64_t sequence, uint64_t block,
-                                uint32_t out[4 * MPT__WIDTH]) {
+MPT__OP void MPT__LEVEL(philox)(
+    const uint64_t *keys, uint64_t sequence, uint64_t block, uint32_t out[4 * MPT__WIDTH]) {
     const v_u m0 = v_uset(MPT__PHILOX_M0), m1 = v_uset(MPT__PHILOX_M1);
     v_u a0 = v_ucount(block), b0 = v_ucount(block + MPT__WIDTH / 2), p, q;
     v_u a1 = v_uhigh(a0), b1 = v_uhigh(b0);
@@ -304,13 +304,13 @@ MPT__FN void MPT__LEVEL(random)(mpt__rng_key key, uint64_t first, size_t n, uint
     mpt__random_bits(key, first, n, out);
 }
 MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng_key key,
-                                 uint64_t first, uint32_t threshold, float factor) {
+    uint64_t first, uint32_t threshold, float factor) {
     const uint64_t sequence = mpt__hash_u64(key.stream, key.call);
     const int64_t whole = n / (4 * MPT__WIDTH) * (4 * MPT__WIDTH);
     uint64_t keys[2 * MPT__PHILOX_ROUNDS];
     uint32_t words[4 * MPT__WIDTH];
-    mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,
-                           threshold, factor);
+    mpt__ref_dropout_block(
+        out + whole, x + whole, n - whole, key, first + (uint64_t)whole, threshold, factor);
     mpt__philox_keys(key.seed, keys);
     const v_f by = v_set(factor);
     for (int64_t at = 0; at < whole; at += 4 * MPT__WIDTH) {
