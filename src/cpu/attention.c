@@ -41,12 +41,11 @@ static void mpt__cpu_embedding_each(
 }
 
 static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
+    MPT__TASK(mpt__cpu_embedding_work, w);
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
     const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
     const bool dense = table[1] == 1 && row[1] == 1;
     mpt__real block[MPT__BLOCK];
-    (void)thread;
     if (dense) mpt__cpu_embedding_each(w, w->each, begin, end);
     for (int64_t j = begin; j < end && !dense; j++) {
         const int64_t id = w->each.ids[j * w->each.id_step];
@@ -62,13 +61,12 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 
 /* Some columns of the whole table: an element adds up in the order of the ids. */
 static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
+    MPT__TASK(mpt__cpu_embedding_work, w);
     const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
     mpt__cpu_view sums = w->table;
     mpt__rows rows = w->each;
-    (void)thread;
     rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
     sums.accumulate = true;
     if (w->call->launch->operand[2].access == MPT__WRITE)
@@ -158,7 +156,7 @@ static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3
 }
 
 static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_rope_work *w = (const mpt__cpu_rope_work *)work;
+    MPT__TASK(mpt__cpu_rope_work, w);
     const mpt__launch *launch = w->call->launch;
     const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
     const int64_t begin = chunk * MPT__ROPE_ROWS;
@@ -167,7 +165,6 @@ static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
     double frequency[MPT__ROPE_PAIRS], sine, cosine;
     mpt__real turn[2][MPT__ROPE_PAIRS];
     int64_t row[3];
-    (void)thread;
     for (int64_t first = 0, m; first < half; first += m) {
         m = mpt__cpu_min(MPT__ROPE_PAIRS, half - first);
         for (int64_t i = 0; i < m; i++) frequency[i] = mpt__exp((double)(first + i) * slope);
@@ -236,7 +233,7 @@ static int mpt__grid_corners(
 }
 
 static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
-    const mpt__cpu_grid *w = (const mpt__cpu_grid *)work;
+    MPT__TASK(mpt__cpu_grid, w);
     const mpt__launch *launch = w->call->launch;
     const bool back = launch->kernel == MPT__K_HASH_GRID_BACKWARD;
     const int64_t cells =
@@ -248,7 +245,6 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
     mpt__cpu_view table = w->tables;
     mpt__real weight[MPT__GRID_CORNERS], block[MPT__GRID_FEATURES], sum[MPT__GRID_FEATURES];
     int64_t entry[MPT__GRID_CORNERS];
-    (void)thread;
     if (back && !table.accumulate) memset(sums, 0, (size_t)(step[0] * bytes));
     table.accumulate = back;
     for (int64_t n = 0; n < w->place->shape[0]; n++) {

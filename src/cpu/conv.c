@@ -199,7 +199,7 @@ static void mpt__cpu_conv_load(const mpt__gemm_side *part, int64_t step, mpt__re
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
-    const mpt__ref_conv_work *w = (const mpt__ref_conv_work *)work;
+    MPT__TASK(mpt__ref_conv_work, w);
     const mpt__conv_product *p = &w->product;
     mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
     mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N], more[MPT__GEMM_N];
@@ -209,7 +209,6 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     const int64_t rows = mpt__cpu_min(MPT__GEMM_M, p->m - m0);
     const int64_t columns = mpt__cpu_min(MPT__GEMM_N, p->n - n0);
     mpt__gemm_side part;
-    (void)thread;
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < p->k; k0 += MPT__GEMM_K) {
         const int64_t k = mpt__cpu_min(MPT__GEMM_K, p->k - k0);

@@ -320,11 +320,10 @@ static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
 
 /* A panel of weights, or some rows of the sum of all slices. */
 static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
-    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    MPT__TASK(mpt__conv_rows, r);
     const mpt__gemm *g = r->g;
     const int64_t width = g->level->columns, j = panel * width;
     const int64_t count = mpt__smaller_of(width, (r->weights ? g->m : g->n) - j);
-    (void)thread;
     if (r->weights) {
         float *sum = r->memory + j * g->n;
         for (int64_t s = 1; s < r->lines.chunks; s++)
@@ -341,12 +340,11 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
 
 /* A pixel of all images, whose elements go side by side. */
 static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
-    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    MPT__TASK(mpt__conv_rows, r);
     const mpt__gemm_image *x = r->lines.x;
     const int64_t n = r->g->m / (x->grid[0] * x->grid[1]);
     const int64_t from = pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1];
     float *to = r->memory + r->pixels + pixel * r->images * r->run;
-    (void)thread;
     for (int64_t i = 0; i < n; i++)
         mpt__conv_elements(&r->lines, i * x->image + from, (char *)(to + i * r->run), x->channels);
     memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
@@ -440,7 +438,7 @@ static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
 
 /* Panels of a pixel of x, or (those behind) of dy. */
 static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
-    const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+    MPT__TASK(mpt__conv_rows, r);
     const mpt__gemm *g = r->g;
     const mpt__gemm_image *x = r->lines.x;
     const int64_t size = x->size[0] * x->size[1], grid = x->grid[0] * x->grid[1];
@@ -449,7 +447,6 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
     const int64_t channels = p < 0 ? x->channels : g->m;
     float *to = r->memory +
         (p < 0 ? pixel * r->panel : r->depth + p * r->run * mpt__gemm_panels(g->m, width));
-    (void)thread;
     side.data += (p < 0 ? pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1]
                         : p * side.inner) *
         mpt__dtype_info[side.dtype].bytes;
@@ -561,10 +558,9 @@ static bool mpt__conv_plan(
 
 /* Zeros for an image of which strided taps meet only some pixels. */
 static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
-    const mpt__conv_work *w = (const mpt__conv_work *)work;
+    MPT__TASK(mpt__conv_work, w);
     const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
         mpt__dtype_info[mpt__conv_output(w->conv.launch)->dtype].bytes);
-    (void)thread;
     memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
 

@@ -239,10 +239,9 @@ static void mpt__gemm_pack(
 }
 
 static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+    MPT__TASK(mpt__gemm_pass, p);
     int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
     bool b = panel >= p->a_shared;
-    (void)thread;
     panel += b ? -p->a_shared : p->a_panels - p->a_shared;
     mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }

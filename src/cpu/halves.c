@@ -7,6 +7,11 @@
 
 #include "cpu/elementwise.c"
 
+/* The work of a task that does not ask which thread it runs on. */
+#define MPT__TASK(type, name) \
+    const type *name = (const type *)work; \
+    (void)thread
+
 /* Chunks of work on `count` elements that take ns each. */
 #define mpt__cpu_for(call, chunks, count, ns, run, work) \
     mpt__parallel((call)->pool, chunks, mpt__cpu_cost(call, count, ns), run, work)
@@ -24,12 +29,11 @@
 /* ==== Results beyond the caches ==== */
 
 static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_call *call = (const mpt__cpu_call *)work;
+    MPT__TASK(mpt__cpu_call, call);
     const mpt__launch *launch = call->launch;
     const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
     mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
     const int64_t i = chunk * MPT__CHUNK, left = mpt__cpu_numel(launch->operand) - i;
-    (void)thread;
     call->routines->stream(launch->function, out + i, x + i, y + i, mpt__cpu_min(MPT__CHUNK, left),
         (mpt__real)launch->imm[0]);
 }
@@ -91,10 +95,9 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
 
 /* MPT__BLOCK elements of the table. */
 static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_map *map = (const mpt__cpu_map *)work;
+    MPT__TASK(mpt__cpu_map, map);
     mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
     uint16_t half[MPT__BLOCK];
-    (void)thread;
     for (int i = 0; i < MPT__BLOCK; i++) {
         half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
         one[i] = 1;

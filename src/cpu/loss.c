@@ -101,12 +101,11 @@ static void mpt__cpu_loss_row(
 }
 
 static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+    MPT__TASK(mpt__cpu_loss_work, w);
     int64_t rows = mpt__cpu_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__cpu_min(row + rows, w->rows);
     mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
     mpt__cpu_lines nowhere;
-    (void)thread;
     memset(&nowhere, 0, sizeof nowhere);
     most[0] = sum[0] = 0; /* of log-probabilities */
     for (int64_t lines; row < end; row += lines) {
@@ -263,10 +262,9 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
 }
 
 static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+    MPT__TASK(mpt__cpu_loss_work, w);
     int64_t step = mpt__cpu_chunk_rows(w->classes), end = mpt__cpu_min((chunk + 1) * step, w->rows);
     mpt__cpu_loss_rows rows;
-    (void)thread;
     for (rows.row = chunk * step; rows.row < end; rows.row += rows.lines) {
         rows.lines = w->from_logits ? mpt__cpu_side_by_side(w->classes, end - rows.row) : 1;
         mpt__cpu_loss_backward_rows(w, &rows);
@@ -396,7 +394,7 @@ typedef struct {
 } mpt__cpu_pair_work;
 
 static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_pair_work *w = (const mpt__cpu_pair_work *)work;
+    MPT__TASK(mpt__cpu_pair_work, w);
     const mpt__launch *launch = w->call->launch;
     const mpt__routines *routines = w->call->routines;
     mpt__cpu_pair_fn run = mpt__cpu_pairs[launch->function - MPT__FN_MSE].run;
@@ -409,7 +407,6 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
     const mpt__real *in[5] = {NULL, NULL, NULL, NULL, NULL};
     mpt__cpu_cursor at[6];
     mpt__cpu_sum sum;
-    (void)thread;
     mpt__cpu_sum_init(&sum, routines);
     for (int k = 0; k <= w->out; k++) {
         mpt__cpu_start(&at[k], &w->walk[k].loop, begin);

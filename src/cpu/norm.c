@@ -663,13 +663,12 @@ static void mpt__norm_groups_task(
 
 /* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
-    const mpt__norm_work *w = (const mpt__norm_work *)work;
+    MPT__TASK(mpt__norm_work, w);
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
     const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
     const int64_t stop = mpt__cpu_min(begin + w->group, w->size[MPT__NORM_G]);
     const int64_t end = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     mpt__real *gradient[2] = {NULL, NULL};
-    (void)thread;
     for (int k = 0; k < 2 && w->back; k++) {
         gradient[k] = w->partial + (2 * chunk + k) * channels + begin * c;
         memset(gradient[k], 0, (size_t)((stop - begin) * c) * sizeof *w->partial);
@@ -711,12 +710,11 @@ static const mpt__real *mpt__norm_paired(
 
 /* The gradients of weight and bias: chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
-    const mpt__norm_work *w = (const mpt__norm_work *)work;
+    MPT__TASK(mpt__norm_work, w);
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
     const int64_t n = mpt__cpu_min(MPT__BLOCK, channels - begin), step = channels * 2;
     const mpt__cpu_view *to = &w->view[7 + task % 2];
     mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
-    (void)thread;
     if (!to->data) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
@@ -886,14 +884,13 @@ static double mpt__batches_wide(const mpt__norm_work *w, int64_t c, mpt__real *m
 
 /* What follows from the chunks of a pass for some channels. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
-    const mpt__batches_work *b = (const mpt__batches_work *)work;
+    MPT__TASK(mpt__batches_work, b);
     const mpt__norm_work *w = &b->w;
     const int64_t channels = b->channels / b->fold, first = tile * b->tile;
     const int64_t n = mpt__cpu_min(b->tile, channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
     const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
     double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
-    (void)thread;
     memset(total, 0, sizeof total);
     for (int again = 0; again <= statistics; again++) {
         for (int64_t c = 0; c < n; c++) mean[c] = total[0][c] / count;
@@ -933,8 +930,7 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
 }
 
 static void mpt__batches_task(void *work, int64_t task, int thread) {
-    const mpt__batches_work *b = (const mpt__batches_work *)work;
-    (void)thread;
+    MPT__TASK(mpt__batches_work, b);
     if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
         task = b->chunks * b->tiles - 1 - task;
     mpt__batches_chunk(b, task / b->tiles, task % b->tiles);

@@ -185,10 +185,9 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
 }
 
 static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
-    const mpt__cpu_cells *w = (const mpt__cpu_cells *)work;
+    MPT__TASK(mpt__cpu_cells, w);
     const int lengths = w->backward ? 8 : 6;
     mpt__cell_part part;
-    (void)thread;
     part.w = w, part.row = row;
     bool over = w->view[lengths].data &&
         mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;

@@ -83,12 +83,11 @@ static void mpt__cpu_reduce_put(
 
 /* One chunk of the sums for one tile of outputs. */
 static void mpt__cpu_reduce_chunk(void *work, int64_t index, int thread) {
-    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+    MPT__TASK(mpt__cpu_reduce_work, w);
     int64_t chunk = index % w->chunks, begin = index / w->chunks * w->tile, m = 0;
     int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     mpt__cpu_cursor at;
-    (void)thread;
     mpt__cpu_start(&at, &w->in.loop, begin);
     for (int64_t i = 0; i < n; i += m) {
         m = mpt__cpu_min(n - i, mpt__cpu_room(&at, &w->in.loop));
@@ -104,11 +103,10 @@ static void mpt__cpu_reduce_chunk(void *work, int64_t index, int thread) {
 
 /* The pairs of chunks, for one tile of outputs. */
 static void mpt__cpu_reduce_finish(void *work, int64_t tile, int thread) {
-    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+    MPT__TASK(mpt__cpu_reduce_work, w);
     int64_t begin = tile * w->tile;
     int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
-    (void)thread;
     for (int64_t i = 0; i < n; i++) {
         mpt__real *part = w->partial + (begin + i) * w->chunks;
         for (int64_t step = 1; step < w->chunks; step *= 2)
@@ -246,13 +244,12 @@ static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real
 }
 
 static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+    MPT__TASK(mpt__cpu_reduce_work, w);
     const mpt__launch *launch = w->launch;
     const mpt__routines *routines = w->in.view.routines;
     const int64_t begin = chunk * w->tile, n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
     mpt__real sum[MPT__BLOCK], out[MPT__BLOCK];
     mpt__cpu_cursor at;
-    (void)thread;
     mpt__cpu_start(&at, &w->out.loop, begin);
     const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
     routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
@@ -1063,14 +1060,13 @@ static void mpt__cpu_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
 }
 
 static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
-    const mpt__cpu_gemm_work *w = (const mpt__cpu_gemm_work *)work;
+    MPT__TASK(mpt__cpu_gemm_work, w);
     mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
     mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
     int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
     int64_t batch = tile / (w->tiles_n * w->tiles_m);
     int64_t rows = mpt__cpu_min(MPT__GEMM_M, w->m - m0);
     int64_t columns = mpt__cpu_min(MPT__GEMM_N, w->n - n0);
-    (void)thread;
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
         int64_t k = mpt__cpu_min(MPT__GEMM_K, w->k - k0);
