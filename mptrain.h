@@ -3380,6 +3380,9 @@ enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law h
 
 #define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#define MPT__HAS_NORMS
+#endif
 
 /* ==== Operands ==== */
 
@@ -5184,6 +5187,14 @@ static void mpt__io_init(mpt_io *io) {
  * ---- */
 
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
+/* The function that gives a config of zeros but for what the statements set. */
+#define MPT__DEFAULTS(type, ...) \
+	type type##_default(void) { \
+		type config; \
+		mpt__zero(config); \
+		__VA_ARGS__ \
+		return config; \
+	}
 
 /* Whether nothing is to be computed, drawn, decoded or written: core/plan.c. */
 #ifdef MPTRAIN_NO_FRUGAL
@@ -8227,8 +8238,8 @@ static mpt__cpu *mpt__cpu_create(
 
 #endif
 /* ----
- * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
- * CPU, whose bits the wider levels give.
+ * cpu/level/one.c: the vocabulary of single floats, and its functions: those of every CPU, whose
+ * bits the wider levels give.
  * ---- */
 
 /* ==== Constants of cpu/template/math.c ==== */
@@ -8310,8 +8321,8 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
 	return (mpt__real)mpt__f32_from_bits(0x7f800000u);
 }
 
-/* The functions of cpu/template/math.c, or of ground/math.c, for this type. Both sides compile; one
-   is never called. */
+/* The functions of cpu/template/math.c, or ground/math.c, for this type: both compile, one is
+   called. */
 #define MPT__REAL_FUNCTION(name, of_float, of_double) \
 	static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
 		return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
@@ -8323,8 +8334,8 @@ MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
 MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. sqrt may set errno, so a
-   loop around it keeps no number in a register, which an instruction does. */
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. As sqrt may set errno, a
+   loop around it would keep no number in a register. */
 static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) {
 #ifdef MPT__SIMD_X86
 	return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
@@ -9391,12 +9402,21 @@ static void mpt__cpu_dropout(const mpt__cpu_call *call) {
 }
 
 /* ----
- * cpu/halves.c: what elementwise kernels do with halves by their bits, and with results beyond
- * the caches. These are those of cpu/elementwise.c, bit for bit.
+ * cpu/halves.c: elementwise kernels that work on the bits of halves, and results beyond the caches:
+ * bit for bit those of cpu/elementwise.c.
  * ---- */
 
-/* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
-   Zen 4 they, and the kernel that reads them, gain from half as many on. */
+/* The work of a task that does not ask which thread it runs on. */
+#define MPT__TASK(type, name) \
+	const type *name = (const type *)work; \
+	(void)thread
+
+/* Chunks of work on `count` elements that take ns each. */
+#define mpt__cpu_for(call, chunks, count, ns, run, work) \
+	mpt__parallel((call)->pool, chunks, mpt__cpu_cost(call, count, ns), run, work)
+
+/* Floats better kept out of the caches: with two operands more than 32 MB of L3 hold. On Zen 4
+   they, and the kernel that reads them, gain from half as many on. */
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
@@ -9408,22 +9428,21 @@ static void mpt__cpu_dropout(const mpt__cpu_call *call) {
 /* ==== Results beyond the caches ==== */
 
 static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_call *call = (const mpt__cpu_call *)work;
+	MPT__TASK(mpt__cpu_call, call);
 	const mpt__launch *launch = call->launch;
 	const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
 	mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
 	const int64_t i = chunk * MPT__CHUNK, left = mpt__cpu_numel(launch->operand) - i;
-	(void)thread;
 	call->routines->stream(launch->function, out + i, x + i, y + i, mpt__cpu_min(MPT__CHUNK, left),
 		(mpt__real)launch->imm[0]);
 }
 
-/* False: is no such launch. What replaces an operand is in the caches anyway. */
+/* False: no such launch. What replaces an operand is in the caches anyway. */
 static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
 	const mpt__operand *o = call->launch->operand;
 	const int64_t n = mpt__cpu_numel(o);
 	mpt__real *out = (mpt__real *)call->data[last];
-	if (n < MPT__BEYOND_CACHE || call->routines->stream == NULL || (uintptr_t)out % 64 != 0 ||
+	if (n < MPT__BEYOND_CACHE || !call->routines->stream || (uintptr_t)out % 64 != 0 ||
 		o[last].access != MPT__WRITE ||
 		!call->routines->stream(call->launch->function, out, out, out, 0, 0))
 		return false;
@@ -9432,16 +9451,15 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
 		if (replaced || !mpt__cpu_is_real(o[k].dtype) || mpt__cpu_dense(&o[k]) < 0) return false;
 	}
 	mpt__cpu_call work = *call;
-	mpt__parallel(call->pool, mpt__cpu_chunks(n, MPT__CHUNK), mpt__cpu_cost(call, n, 2.0),
-		mpt__cpu_stream_chunk, &work);
+	mpt__cpu_for(call, mpt__cpu_chunks(n, MPT__CHUNK), n, 2.0, mpt__cpu_stream_chunk, &work);
 	return true;
 }
 
 /* ==== Functions of bf16 by a table ====
  *
- * There are 65,536 such numbers: a launch of many more elements computes its function of each
- * number once, and looks up those of its elements. These are few, some thousands, in a net, and
- * stay in the nearest cache; fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
+ * Of the 65,536 bf16 numbers a launch of many more elements computes its function once, and looks
+ * up those of its elements. In a net these are some thousands, which stay in the nearest cache;
+ * fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
 
 #define MPT__LOOKUP_SIZE 65536
 #define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
@@ -9476,10 +9494,9 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
 
 /* MPT__BLOCK elements of the table. */
 static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_map *map = (const mpt__cpu_map *)work;
+	MPT__TASK(mpt__cpu_map, map);
 	mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
 	uint16_t half[MPT__BLOCK];
-	(void)thread;
 	for (int i = 0; i < MPT__BLOCK; i++) {
 		half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
 		one[i] = 1;
@@ -9491,7 +9508,7 @@ static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
 		map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
 }
 
-/* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
+/* to[i] = table[half[i * step]]; dense ones four at a time, in half the time. */
 static void mpt__cpu_find(
 	mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step, int64_t n) {
 	int64_t i = 0;
@@ -9524,15 +9541,15 @@ static void mpt__cpu_lookup_body(
 }
 
 static bool mpt__cpu_looks_up(const mpt__cpu_call *call) {
-	return call->workspace != NULL && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
+	return call->workspace && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
 }
 
 static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int operands) {
 	map.body = mpt__cpu_lookup_body;
 	map.table = (mpt__real *)call->workspace;
 	map.call = call, map.operands = operands;
-	mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
-		mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make, &map);
+	mpt__cpu_for(call, MPT__LOOKUP_SIZE / MPT__BLOCK, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW,
+		mpt__cpu_lookup_make, &map);
 	mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
@@ -9563,7 +9580,7 @@ static void mpt__cpu_gate_body(
 
 static bool mpt__cpu_gates(const mpt__cpu_call *call) {
 	const mpt__operand *o = call->launch->operand;
-	return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate != NULL &&
+	return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate &&
 		mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
 		o[2].access == MPT__WRITE;
 }
@@ -9581,17 +9598,17 @@ static void mpt__cpu_binary(const mpt__cpu_call *call) {
 }
 #endif
 /* ----
- * cpu/rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
- * the matrix products of the reference level.
+ * cpu/rows.c: kernels along dimensions: reductions, argmax and its kin, softmax, and the matrix
+ * products of the reference level.
  * ---- */
 
 /* ==== Reductions ==== */
 
-/* The most outputs of a chunk, neighbours in logical order. They read long runs of memory, half as
-   many leave work for more threads; no sum depends on it. */
+/* The most outputs of a chunk, neighbours in logical order: they read long runs of memory, half as
+   many leave work for more threads. */
 #define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
-typedef struct mpt__cpu_reduce_work {
+typedef struct {
 	mpt__cpu_walk in, out; /* over the outputs */
 	mpt__cpu_loop reduced; /* over what one output sums */
 	int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
@@ -9606,7 +9623,7 @@ typedef struct mpt__cpu_reduce_work {
 	mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
 
-/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
+/* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns the
    outputs are the inner loop, which is faster where they lie closer together than what they sum:
    lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
 static void mpt__cpu_reduce_outputs(
@@ -9641,9 +9658,8 @@ static void mpt__cpu_reduce_outputs(
 		}
 		mpt__cpu_advance(&at, &w->reduced, m);
 	}
-	for (int64_t j = 0; !w->by_columns && j < n; j++) {
+	for (int64_t j = 0; !w->by_columns && j < n; j++)
 		result[j] = w->fold(lane + MPT__SUM_LANES * j);
-	}
 	if (!w->by_columns) return;
 	for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
 		int64_t some = mpt__cpu_min(used, 2 * half) - half;
@@ -9662,12 +9678,11 @@ static void mpt__cpu_reduce_put(
 
 /* One chunk of the sums for one tile of outputs. */
 static void mpt__cpu_reduce_chunk(void *work, int64_t index, int thread) {
-	const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+	MPT__TASK(mpt__cpu_reduce_work, w);
 	int64_t chunk = index % w->chunks, begin = index / w->chunks * w->tile, m = 0;
 	int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
 	mpt__real result[MPT__REDUCE_OUTPUTS];
 	mpt__cpu_cursor at;
-	(void)thread;
 	mpt__cpu_start(&at, &w->in.loop, begin);
 	for (int64_t i = 0; i < n; i += m) {
 		m = mpt__cpu_min(n - i, mpt__cpu_room(&at, &w->in.loop));
@@ -9683,18 +9698,15 @@ static void mpt__cpu_reduce_chunk(void *work, int64_t index, int thread) {
 
 /* The pairs of chunks, for one tile of outputs. */
 static void mpt__cpu_reduce_finish(void *work, int64_t tile, int thread) {
-	const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+	MPT__TASK(mpt__cpu_reduce_work, w);
 	int64_t begin = tile * w->tile;
 	int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
 	mpt__real result[MPT__REDUCE_OUTPUTS];
-	(void)thread;
 	for (int64_t i = 0; i < n; i++) {
 		mpt__real *part = w->partial + (begin + i) * w->chunks;
-		for (int64_t step = 1; step < w->chunks; step *= 2) {
-			for (int64_t k = 0; k + step < w->chunks; k += 2 * step) {
+		for (int64_t step = 1; step < w->chunks; step *= 2)
+			for (int64_t k = 0; k + step < w->chunks; k += 2 * step)
 				w->combine(&part[k], &part[k], &part[k + step], 1, 0, 0);
-			}
-		}
 		result[i] = part[0];
 	}
 	mpt__cpu_reduce_put(w, begin, n, result);
@@ -9705,10 +9717,9 @@ static void mpt__cpu_reduce_loops(const mpt__launch *launch, mpt__cpu_reduce_wor
 	const mpt__operand *in = &launch->operand[0], *out = &launch->operand[1];
 	mpt__cpu_loop_init(&w->in.loop);
 	mpt__cpu_loop_init(&w->reduced);
-	for (int d = 0; d < in->rank; d++) {
+	for (int d = 0; d < in->rank; d++)
 		mpt__cpu_loop_add(
 			out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d], in->stride[d]);
-	}
 	mpt__cpu_loop_close(&w->in.loop);
 	mpt__cpu_loop_close(&w->reduced);
 	w->chunks = mpt__cpu_chunks(w->reduced.count, MPT__SUM_CHUNK);
@@ -9727,7 +9738,7 @@ static void mpt__cpu_multiply_lanes(mpt__real *lane, int64_t first, const mpt__r
 	for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] *= x[i];
 }
 
-/* What is done with the elements: how two are combined, and what an empty lane holds. */
+/* How two elements are combined, and what an empty lane holds. */
 static void mpt__cpu_reduce_kind(const mpt__cpu_call *call, mpt__cpu_reduce_work *w) {
 	const mpt__routines *routines = call->routines;
 	const int function = call->launch->function;
@@ -9764,13 +9775,10 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
 	const int64_t tiles = mpt__cpu_chunks(outputs, w.tile);
 	w.partial = (mpt__real *)call->workspace;
 	if (outputs == 0) return;
-	mpt__parallel(call->pool, tiles * w.chunks,
-		mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0), mpt__cpu_reduce_chunk,
-		&w);
-	if (w.chunks > 1) {
-		mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
-			mpt__cpu_reduce_finish, &w);
-	}
+	mpt__cpu_for(call, tiles * w.chunks, mpt__cpu_times(outputs, w.reduced.count), 2.0,
+		mpt__cpu_reduce_chunk, &w);
+	if (w.chunks > 1)
+		mpt__cpu_for(call, tiles, outputs * w.chunks, 15.0, mpt__cpu_reduce_finish, &w);
 }
 
 /* ---- Sums of squares beyond fp32 ---- */
@@ -9784,7 +9792,7 @@ static mpt__real mpt__cpu_maximum(
 	return mpt__cpu_fold_maxima(lane);
 }
 
-/* The sum in double of the elements of one output, or of the squares of what differs from mean. */
+/* The sum in double of an output's elements, or of the squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
 	mpt__real x[MPT__BLOCK];
 	mpt__cpu_cursor from, at;
@@ -9808,7 +9816,7 @@ static mpt__real mpt__cpu_wide_squares(
 	const mpt__cpu_reduce_work *w, const mpt__launch *launch, int64_t output) {
 	mpt__cpu_cursor at;
 	double mean = 0;
-	if (w->mean.data != NULL) {
+	if (w->mean.data) {
 		mpt__cpu_loop means;
 		mpt__cpu_loop_over(&means, &launch->operand[2]);
 		mpt__cpu_start(&at, &means, output);
@@ -9822,7 +9830,7 @@ static mpt__real mpt__cpu_wide_squares(
 	return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
 }
 
-/* Whether fp32 holds all of n sums; NaN, which is the largest and no number, it does not. */
+/* Whether fp32 holds all of n sums; it does not hold NaN. */
 static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real *sums, int64_t n) {
 	mpt__real less[MPT__BLOCK];
 	routines->unary[MPT__UNARY_NEG](less, sums, n, 0, 0);
@@ -9831,13 +9839,12 @@ static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real
 }
 
 static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+	MPT__TASK(mpt__cpu_reduce_work, w);
 	const mpt__launch *launch = w->launch;
 	const mpt__routines *routines = w->in.view.routines;
 	const int64_t begin = chunk * w->tile, n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
 	mpt__real sum[MPT__BLOCK], out[MPT__BLOCK];
 	mpt__cpu_cursor at;
-	(void)thread;
 	mpt__cpu_start(&at, &w->out.loop, begin);
 	const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
 	routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
@@ -9859,14 +9866,14 @@ static void mpt__cpu_squares(const mpt__cpu_call *call) {
 	mpt__cpu_reduce_loops(call->launch, &w);
 	mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
 	w.tile = MPT__BLOCK;
-	mpt__parallel(call->pool, mpt__cpu_chunks(w.in.loop.count, w.tile),
-		mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
+	mpt__cpu_for(call, mpt__cpu_chunks(w.in.loop.count, w.tile), w.in.loop.count, 2.0,
+		mpt__cpu_squares_chunk, &w);
 }
 
 /* ==== Along one dimension ==== */
 
-/* Lines of up to MPT__SHORT_LINE elements can be computed side by side, up to MPT__LINES of them:
-   element i of line r stands at [i * lines + r] of a block. Longer ones go one by one. */
+/* Lines of up to MPT__SHORT_LINE elements are computed side by side, up to MPT__LINES of them:
+   element i of line r stands at [i * lines + r] of a block. */
 #define MPT__SHORT_LINE 32 /* measured: from here on, turning costs more than it saves */
 #define MPT__LINES 64
 
@@ -9878,10 +9885,11 @@ static int64_t mpt__cpu_side_by_side(int64_t n, int64_t lines) {
 /* Rows of a chunk of row-wise work. No result depends on it. */
 static int64_t mpt__cpu_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
-/* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
-   `line` gets the offsets of one line, or of the first of some that are equally spaced, and behind
-   them the number of the thread. */
+/* Lines along one dimension of up to three operands, whose walks go over the lines. `line` gets the
+   offsets of one line, or of the first of equally spaced ones, and behind them the number of the
+   thread. */
 typedef struct mpt__cpu_axis_work mpt__cpu_axis_work;
+#define MPT__LINE_TAKES const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines
 struct mpt__cpu_axis_work {
 	const mpt__routines *routines;
 	int operands;
@@ -9892,7 +9900,7 @@ struct mpt__cpu_axis_work {
 	int64_t size, first, step;     /* that an index selects from; what stands for indices */
 	struct mpt__cpu_rank *places;  /* for sorting: `room` and as many again for each thread */
 	int64_t room;
-	void (*line)(const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines);
+	void (*line)(MPT__LINE_TAKES);
 };
 
 static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
@@ -9912,8 +9920,8 @@ static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
 	}
 }
 
-/* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
-   that has its full size there. */
+/* Runs w->line for every line along `axis` of so many operands; `shape_of` has its full size
+   there. */
 static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, int operands,
 	int shape_of, int axis, double ns) {
 	const mpt__operand *o = call->launch->operand;
@@ -9933,8 +9941,8 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
 	}
 	int64_t lines = w->walk[0].loop.count, rows = mpt__cpu_chunk_rows(w->n);
 	if (w->n == 0) return; /* lines without elements can be 2^40 */
-	mpt__parallel(call->pool, mpt__cpu_chunks(lines, rows),
-		mpt__cpu_cost(call, mpt__cpu_times(lines, w->n), ns), mpt__cpu_axis_chunk, w);
+	mpt__cpu_for(call, mpt__cpu_chunks(lines, rows), mpt__cpu_times(lines, w->n), ns,
+		mpt__cpu_axis_chunk, w);
 }
 
 /* Elements at .. at+n-1 of a line of operand k. */
@@ -9943,7 +9951,7 @@ static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, con
 	return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
-/* n <= the size of x elements of a line, negated where the least is wanted. */
+/* n elements of a line, negated where the least is wanted. */
 static const mpt__real *mpt__cpu_argmax_part(
 	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t at, mpt__real *x, int64_t n) {
 	const mpt__real *from = mpt__cpu_line_in(w, 0, offset, at, x, n);
@@ -9952,9 +9960,8 @@ static const mpt__real *mpt__cpu_argmax_part(
 	return x;
 }
 
-/* Finds the part of the line that holds the first maximum, then looks into it. */
-static void mpt__cpu_argmax_line(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+/* Finds the part that holds the first maximum, then looks into it. */
+static void mpt__cpu_argmax_line(MPT__LINE_TAKES) {
 	enum { PART = 128 };
 	mpt__real best = -mpt__real_infinity(), x[PART];
 	const mpt__real *from;
@@ -9972,10 +9979,9 @@ static void mpt__cpu_argmax_line(
 	from = mpt__cpu_argmax_part(w, offset, part, x, mpt__cpu_min(PART, w->n - part));
 	while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
 	int64_t index = part + i;
-	if (w->walk[1].view.data != NULL) {
+	if (w->walk[1].view.data)
 		mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
-	}
-	if (w->walk[2].view.data != NULL)
+	if (w->walk[2].view.data)
 		mpt__cpu_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
 
@@ -9987,8 +9993,7 @@ static void mpt__cpu_argmax(const mpt__cpu_call *call) {
 	mpt__cpu_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
-static void mpt__cpu_scatter_axis_line(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_scatter_axis_line(MPT__LINE_TAKES) {
 	int64_t index = mpt__cpu_get_integer(&w->walk[0].view, offset[0]);
 	mpt__real value = mpt__cpu_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
 	(void)lines;
@@ -10001,13 +10006,13 @@ static void mpt__cpu_scatter_axis_line(
 	}
 }
 
-/* Notes the first element of an operand of indices that is not in 0 .. size-1. */
+/* Notes the first index of an operand that is not in 0 .. size-1. */
 static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
 	const mpt__operand *o = &call->launch->operand[operand];
 	int64_t block[MPT__BLOCK];
 	mpt__cpu_loop loop;
 	mpt__cpu_cursor at;
-	if (call->data[operand] == NULL || call->scalars[MPT__SLOT_ERROR].i != 0) return;
+	if (!call->data[operand] || call->scalars[MPT__SLOT_ERROR].i != 0) return;
 	mpt__cpu_loop_init(&loop);
 	for (int d = 0; d < o->rank; d++)
 		if (o->stride[d] != 0 || o->shape[d] == 0)
@@ -10045,19 +10050,19 @@ static void mpt__cpu_scatter_axis(const mpt__cpu_call *call) {
 static int64_t mpt__cpu_index_at(
 	const mpt__cpu_axis_work *w, int k, const int64_t *offset, int64_t j, int64_t r) {
 	const mpt__cpu_walk *walk = &w->walk[k];
-	if (walk->view.data == NULL) return w->first + w->step * j;
+	if (!walk->view.data) return w->first + w->step * j;
 	int64_t at = offset[k] + j * w->stride[k] + r * mpt__cpu_inner(&walk->loop);
 	int64_t index = mpt__cpu_get_integer(&walk->view, at);
 	return index >= 0 && index < w->size ? index : -1;
 }
 
-/* Lines that share their indices are taken together, `run` of them, else one by one. */
+/* Lines that share their indices go together, others one by one. */
 static int64_t mpt__cpu_index_run(const mpt__cpu_axis_work *w, int k, int64_t lines) {
 	const mpt__cpu_walk *walk = &w->walk[k];
-	return walk->view.data == NULL || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
+	return !walk->view.data || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
 }
 
-/* Of elements that lie along a line, at indices in equal steps, many at a time. */
+/* Elements along a line at indices in equal steps, many at a time. */
 static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int64_t to) {
 	const int64_t step = w->step * w->stride[0];
 	mpt__real block[MPT__BLOCK];
@@ -10069,38 +10074,34 @@ static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int
 	}
 }
 
-static void mpt__cpu_gather_lines(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_gather_lines(MPT__LINE_TAKES) {
 	const mpt__cpu_walk *from = &w->walk[0], *to = &w->walk[2];
 	const int64_t run = mpt__cpu_index_run(w, 1, lines);
 	const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
-	const bool along = w->walk[1].view.data == NULL && w->stride[0] == 1;
+	const bool along = !w->walk[1].view.data && w->stride[0] == 1;
 	mpt__real block[MPT__BLOCK];
 	for (int64_t r = 0; along && r < lines; r++)
 		mpt__cpu_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
 	if (along) return;
-	for (int64_t j = 0; j < w->n; j++) {
+	for (int64_t j = 0; j < w->n; j++)
 		for (int64_t r = 0; r < lines; r += run) {
 			int64_t index = mpt__cpu_index_at(w, 1, offset, j, r);
 			const mpt__real *x = block;
-			if (index < 0) {
+			if (index < 0)
 				memset(block, 0, (size_t)run * sizeof *block);
-			} else {
+			else
 				x = mpt__cpu_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
 					from_step, block, run);
-			}
 			mpt__cpu_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
 		}
-	}
 }
 
-static void mpt__cpu_scatter_add_lines(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_scatter_add_lines(MPT__LINE_TAKES) {
 	const mpt__cpu_walk *from = &w->walk[1], *to = &w->walk[2];
 	const int64_t run = mpt__cpu_index_run(w, 0, lines);
 	const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
 	mpt__real in[MPT__BLOCK], sum[MPT__BLOCK];
-	for (int64_t j = 0; j < w->n; j++) {
+	for (int64_t j = 0; j < w->n; j++)
 		for (int64_t r = 0; r < lines; r += run) {
 			int64_t index = mpt__cpu_index_at(w, 0, offset, j, r);
 			int64_t at = offset[2] + index * w->stride[2] + r * to_step;
@@ -10112,7 +10113,6 @@ static void mpt__cpu_scatter_add_lines(
 			w->routines->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
 			mpt__cpu_put(&to->view, at, to_step, out, run);
 		}
-	}
 }
 
 static void mpt__cpu_gather(const mpt__cpu_call *call) {
@@ -10161,8 +10161,7 @@ static void mpt__cpu_triangle(const mpt__cpu_call *call) {
 	mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
-static void mpt__cpu_cumsum_line(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_cumsum_line(MPT__LINE_TAKES) {
 	mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
 	double sum = 0;
 	(void)lines;
@@ -10201,8 +10200,7 @@ static MPT__INLINE bool mpt__cpu_before(
 	return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
 }
 
-/* Merges runs that double in length, to and fro between `x` and the n places behind x + room; the
-   result stands in x. */
+/* Merges runs that double in length, to and fro between x and x + room; the result stands in x. */
 static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool descending) {
 	mpt__cpu_rank *from = x, *to = x + room;
 	for (int64_t run = 1; run < n; run *= 2) {
@@ -10220,15 +10218,14 @@ static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool 
 	if (from != x) memcpy(x, from, (size_t)n * sizeof *x);
 }
 
-/* So many places are enough for the first k of n: they are sorted whenever they are full, and what
-   does not come before the k-th one then is not looked at any more. */
+/* Places enough for the first k of n: they are sorted when full, and what does not come before the
+   k-th is then passed over. */
 static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
 	const int64_t few = 32; /* measured: sorting all of so many costs no more */
 	return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
-static void mpt__cpu_argsort_line(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_argsort_line(MPT__LINE_TAKES) {
 	mpt__cpu_rank *places = w->places + 2 * w->room * offset[3];
 	const int64_t k = w->size;
 	mpt__real block[MPT__BLOCK];
@@ -10274,7 +10271,7 @@ static void mpt__cpu_argsort(const mpt__cpu_call *call) {
 
 /* ==== Lines side by side ==== */
 
-typedef struct mpt__cpu_lines {
+typedef struct {
 	mpt__cpu_view view;
 	int64_t offset, step, stride; /* of the first line; from line to line; along a line */
 } mpt__cpu_lines;
@@ -10285,14 +10282,12 @@ static const mpt__real *mpt__cpu_lines_in(
 	mpt__real rows[MPT__BLOCK];
 	int64_t offset = l->offset + at * l->stride;
 	if (lines == 1) return mpt__cpu_in(&l->view, offset, l->stride, block, n);
-	for (int64_t i = 0; l->step == 1 && i < n; i++) {
+	for (int64_t i = 0; l->step == 1 && i < n; i++)
 		mpt__cpu_get(&l->view, offset + i * l->stride, 1, block + i * lines, lines);
-	}
 	if (l->step == 1) return block;
 	const mpt__real *x = mpt__cpu_in(&l->view, offset, l->stride, rows, n);
-	for (int64_t r = 1; x == rows && r < lines; r++) {
+	for (int64_t r = 1; x == rows && r < lines; r++)
 		mpt__cpu_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
-	}
 	l->view.routines->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
 	return block;
 }
@@ -10312,19 +10307,17 @@ static void mpt__cpu_lines_put(
 		mpt__cpu_put(&l->view, offset, l->stride, x, n);
 		return;
 	}
-	for (int64_t i = 0; l->step == 1 && i < n; i++) {
+	for (int64_t i = 0; l->step == 1 && i < n; i++)
 		mpt__cpu_put(&l->view, offset + i * l->stride, 1, x + i * lines, lines);
-	}
 	if (l->step == 1) return;
 	mpt__real *to = mpt__cpu_out(&l->view, offset, l->stride, rows);
 	l->view.routines->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
-	for (int64_t r = 0; to == rows && r < lines; r++) {
+	for (int64_t r = 0; to == rows && r < lines; r++)
 		mpt__cpu_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
-	}
 }
 
 /* out = x - by or x by, with one number in `by` for each line. */
-typedef enum mpt__cpu_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
+typedef enum { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
 static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each what, mpt__real *out,
 	const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
 	static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
@@ -10333,12 +10326,11 @@ static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each wha
 		routines->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
 		return;
 	}
-	for (int64_t i = 0; i < n; i++) {
+	for (int64_t i = 0; i < n; i++)
 		routines->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
-	}
 }
 
-/* The sums over lines: of one line, fed block by block, or of some that are one block. */
+/* The sums over lines: of one, fed block by block, or of some that are one block. */
 static void mpt__cpu_lines_add(
 	mpt__cpu_sum *sum, const mpt__real *x, int64_t lines, int64_t n, mpt__real *total) {
 	mpt__binary_fn add = sum->routines->binary[MPT__BINARY_ADD];
@@ -10353,15 +10345,13 @@ static void mpt__cpu_lines_add(
 		mpt__real *to = lane + i % MPT__SUM_LANES * lines;
 		add(to, to, x + i * lines, lines, 0, 0);
 	}
-	for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
+	for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2)
 		add(half == 1 ? total : lane, lane, lane + half * lines, half * lines, 0, 0);
-	}
 }
 
 /* The maxima of lines and the sums of exp(x - maximum) over them. The exponentials, or the
-   differences x - maximum, go to where the results of `to` are computed: to `block` and, where that
-   is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
-   NaN. */
+   differences, go to where the results of `to` are computed: to `block` and, where that is not one
+   block, to nowhere. A NaN, and a line of nothing but -infinity, make the sum NaN. */
 static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *to, int64_t lines,
 	int64_t count, bool differences, mpt__real *most, mpt__real *total, mpt__real *block) {
 	const mpt__routines *routines = l->view.routines;
@@ -10373,9 +10363,8 @@ static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *t
 		int64_t n = mpt__cpu_min(MPT__BLOCK, count - at);
 		from = mpt__cpu_lines_in(l, lines, at, n, x);
 		if (lines == 1) most[0] = routines->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
-		for (int64_t i = 0; lines > 1 && i < n; i++) {
+		for (int64_t i = 0; lines > 1 && i < n; i++)
 			routines->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
-		}
 	}
 	mpt__cpu_sum_init(&sum, routines);
 	for (int64_t at = 0; lines == 1 && at < count; at += MPT__BLOCK) {
@@ -10407,8 +10396,7 @@ static mpt__cpu_lines mpt__cpu_axis_lines(
 	return l;
 }
 
-static void mpt__cpu_softmax_lines(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_lines(MPT__LINE_TAKES) {
 	const mpt__routines *routines = w->routines;
 	mpt__cpu_lines from = mpt__cpu_axis_lines(w, 0, offset), to = mpt__cpu_axis_lines(w, 1, offset);
 	mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
@@ -10431,8 +10419,7 @@ static void mpt__cpu_softmax_lines(
 }
 
 /* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
-static void mpt__cpu_softmax_backward_lines(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_backward_lines(MPT__LINE_TAKES) {
 	const mpt__routines *routines = w->routines;
 	mpt__cpu_lines y = mpt__cpu_axis_lines(w, 0, offset), dy = mpt__cpu_axis_lines(w, 1, offset);
 	mpt__cpu_lines dx = mpt__cpu_axis_lines(w, 2, offset);
@@ -10467,19 +10454,17 @@ static void mpt__cpu_softmax_backward_lines(
 }
 
 /* Rows that lie dense, where a level has routines for them. */
-static void mpt__cpu_softmax_rows(
-	const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines) {
+static void mpt__cpu_softmax_rows(MPT__LINE_TAKES) {
 	mpt__real *row[3] = {NULL, NULL, NULL};
 	for (int64_t r = 0; r < lines; r++) {
 		for (int k = 0; k < w->operands; k++) {
 			int64_t at = offset[k] + r * mpt__cpu_inner(&w->walk[k].loop);
 			row[k] = (mpt__real *)w->walk[k].view.data + at;
 		}
-		if (w->operands == 2) {
+		if (w->operands == 2)
 			w->routines->softmax(row[1], row[0], w->n, w->log);
-		} else {
+		else
 			w->routines->softmax_backward(row[2], row[0], row[1], w->n, w->log);
-		}
 	}
 }
 
@@ -10490,12 +10475,11 @@ static void mpt__cpu_softmax_run(const mpt__cpu_call *call, int operands, double
 	w.side_by_side = true;
 	w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
 	w.line = operands == 2 ? mpt__cpu_softmax_lines : mpt__cpu_softmax_backward_lines;
-	w.dense = call->routines->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
+	w.dense = call->routines->softmax && o[0].shape[axis] > MPT__SHORT_LINE &&
 		o[0].shape[axis] <= MPT__SUM_CHUNK;
-	for (int k = 0; k < operands; k++) {
+	for (int k = 0; k < operands; k++)
 		w.dense = w.dense && mpt__cpu_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
 			o[k].access != MPT__ACCUMULATE;
-	}
 	if (w.dense) w.line = mpt__cpu_softmax_rows;
 	mpt__cpu_axis_run(&w, call, operands, 0, axis, ns);
 }
@@ -10506,9 +10490,9 @@ static void mpt__cpu_softmax_backward(const mpt__cpu_call *call) {
 
 /* ==== Norms: the routines of their rows ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 static MPT__INLINE mpt__real *mpt__cpu_norm_row(const mpt__norm_block *b, int part, int64_t r) {
-	return b->data[part] == NULL ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
+	return !b->data[part] ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
 }
 
 static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
@@ -10517,16 +10501,16 @@ static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r
 }
 
 static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
-	return p != NULL ? p + i : NULL;
+	return p ? p + i : NULL;
 }
-/* The numbers of element i of row r become the first ones; a total has one mean. */
+/* The numbers of element i of row r; a total has one mean. */
 static void mpt__norm_begin_at(
 	mpt__norm_block *one, const mpt__norm_block *b, int64_t r, int64_t i) {
 	const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
 	one->mean = mpt__norm_from(b->mean, of), one->rstd = mpt__norm_from(b->rstd, of);
 	one->shift = mpt__norm_from(b->shift, of), one->slope = mpt__norm_from(b->slope, of);
 	one->weight = mpt__norm_from(b->weight, c), one->bias = mpt__norm_from(b->bias, c);
-	for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] != NULL ? b->sum[k] + c : NULL;
+	for (int k = 0; k < 2; k++) one->sum[k] = b->sum[k] ? b->sum[k] + c : NULL;
 }
 
 /* Lanes in halves; then they begin anew. */
@@ -10542,7 +10526,7 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
 	const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY] != NULL;
 	mpt__real lane[2 * MPT__NORM_LANES];
 	memset(lane, 0, sizeof lane);
-	if (b->lane != NULL) memcpy(lane, b->lane, sizeof lane);
+	if (b->lane) memcpy(lane, b->lane, sizeof lane);
 	for (int64_t r = 0; r < b->rows; r++) {
 		const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
 		for (int64_t i = 0; i < b->n; i++) {
@@ -10551,11 +10535,11 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
 			lane[i % MPT__NORM_LANES] += g;
 			lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * d;
 		}
-		if (b->lane != NULL) memcpy(b->lane, lane, sizeof lane);
+		if (b->lane) memcpy(b->lane, lane, sizeof lane);
 		if (!rows && r + 1 < b->rows) continue;
 		for (int k = 0; k < 2; k++) {
 			b->total[k] = mpt__cpu_fold(lane + k * MPT__NORM_LANES);
-			if (rows && b->sum[k] != NULL) b->sum[k][r] += b->total[k];
+			if (rows && b->sum[k]) b->sum[k][r] += b->total[k];
 		}
 	}
 }
@@ -10569,8 +10553,8 @@ static void mpt__ref_norm(mpt__norm_block *b) {
 			const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
 			mpt__real v = (x[i] - b->mean[of]) * b->rstd[of];
 			if (b->mode == MPT__NORM_LINES) v *= b->weight[i];
-			if (b->bias != NULL) v += b->bias[c];
-			if (more != NULL) v += more[i];
+			if (b->bias) v += b->bias[c];
+			if (more) v += more[i];
 			y[i] = b->relu && v <= 0 ? 0 : v;
 		}
 	}
@@ -10587,12 +10571,12 @@ static void mpt__ref_norm_slope(mpt__norm_block *b) {
 			const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
 			const mpt__real g = mpt__cpu_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
 			const mpt__real normal = (x[i] - b->mean[of]) * rstd;
-			if (lines && b->sum[0] != NULL) b->sum[0][i] += g * normal;
-			if (lines && b->sum[1] != NULL) b->sum[1][i] += g;
-			if (rest != NULL) rest[i] = g;
-			if (dx == NULL) continue;
+			if (lines && b->sum[0]) b->sum[0][i] += g * normal;
+			if (lines && b->sum[1]) b->sum[1][i] += g;
+			if (rest) rest[i] = g;
+			if (!dx) continue;
 			dx[i] = (g * b->weight[c] - b->shift[of] - normal * b->slope[of]) * rstd;
-			if (more != NULL) dx[i] += more[i];
+			if (more) dx[i] += more[i];
 		}
 	}
 }
@@ -10602,7 +10586,7 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 		const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r);
 		for (int64_t i = 0; i < b->n; i++) {
 			const mpt__real d = x[i] - b->mean[i];
-			const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__cpu_norm_g(b, r, i) : d;
+			const mpt__real g = b->data[MPT__PART_DY] ? mpt__cpu_norm_g(b, r, i) : d;
 			b->sum[0][i] += g;
 			b->sum[1][i] += g * d;
 		}
@@ -10616,12 +10600,12 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 
 /* ==== GEMM ==== */
 
-/* A chunk is one tile of the output; K is walked in panels, converted once per tile. */
+/* A chunk is a tile of the output; K is walked in panels, converted once per tile. */
 #define MPT__GEMM_M (MPT__BLOCK / 32)
 #define MPT__GEMM_N 64
 #define MPT__GEMM_K (MPT__BLOCK / 16)
 
-typedef struct mpt__cpu_gemm_work {
+typedef struct {
 	const mpt__launch *launch;
 	mpt__cpu_view view[4]; /* a, b, bias, out */
 	mpt__real alpha;
@@ -10633,15 +10617,13 @@ typedef struct mpt__cpu_gemm_work {
 /* Rounds values of one dtype to another, the compute dtype. */
 static void mpt__cpu_round(mpt__real *x, int64_t n, int from, int compute) {
 	if (from == compute) return;
-	for (int64_t i = 0; compute == MPT_F16 && i < n; i++) {
+	for (int64_t i = 0; compute == MPT_F16 && i < n; i++)
 		x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
-	}
-	for (int64_t i = 0; compute == MPT_BF16 && i < n; i++) {
+	for (int64_t i = 0; compute == MPT_BF16 && i < n; i++)
 		x[i] = (mpt__real)mpt__bf16_to_f32(mpt__f32_to_bf16((float)x[i]));
-	}
 }
 
-/* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
+/* A run of an input, rounded to the compute dtype. */
 static void mpt__cpu_gemm_get(
 	const mpt__cpu_gemm_work *w, int operand, int64_t offset, mpt__real *x, int64_t n) {
 	const mpt__cpu_view *view = &w->view[operand];
@@ -10665,41 +10647,37 @@ static int64_t mpt__cpu_gemm_at(
 static void mpt__cpu_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
 	mpt__real a[MPT__GEMM_M][MPT__GEMM_K], mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
 	int64_t columns, int64_t k) {
-	for (int64_t i = 0; i < rows; i++) {
+	for (int64_t i = 0; i < rows; i++)
 		for (int64_t p = 0; p < k; p++) {
 			const mpt__real factor = a[i][p];
 			for (int64_t j = 0; j < columns; j++) sum[i][j] += factor * b[p][j];
 		}
-	}
 }
 
 static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
-	const mpt__cpu_gemm_work *w = (const mpt__cpu_gemm_work *)work;
+	MPT__TASK(mpt__cpu_gemm_work, w);
 	mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
 	mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
 	int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
 	int64_t batch = tile / (w->tiles_n * w->tiles_m);
 	int64_t rows = mpt__cpu_min(MPT__GEMM_M, w->m - m0);
 	int64_t columns = mpt__cpu_min(MPT__GEMM_N, w->n - n0);
-	(void)thread;
 	memset(sum, 0, sizeof sum);
 	for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
 		int64_t k = mpt__cpu_min(MPT__GEMM_K, w->k - k0);
-		for (int64_t i = 0; i < rows; i++) {
+		for (int64_t i = 0; i < rows; i++)
 			mpt__cpu_gemm_get(w, 0, mpt__cpu_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
-		}
-		for (int64_t p = 0; p < k; p++) {
+		for (int64_t p = 0; p < k; p++)
 			mpt__cpu_gemm_get(w, 1, mpt__cpu_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
-		}
 		mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
 	}
 	for (int64_t i = 0; i < rows; i++) {
 		for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
-		if (w->view[2].data != NULL) {
+		if (w->view[2].data) {
 			mpt__cpu_gemm_get(w, 2, mpt__cpu_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
 			for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
 		}
-		if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
+		if (w->activation) w->activation(sum[i], sum[i], columns, 0, 0);
 		mpt__cpu_put_block(&w->view[3], mpt__cpu_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
 			sum[i], columns);
 	}
@@ -10724,9 +10702,8 @@ static void mpt__cpu_gemm(const mpt__cpu_call *call) {
 	w.tiles_m = mpt__cpu_chunks(w.m, MPT__GEMM_M);
 	w.tiles_n = mpt__cpu_chunks(w.n, MPT__GEMM_N);
 	w.activation = NULL;
-	if (launch->activation != MPT_ACTIVATION_NONE) {
+	if (launch->activation != MPT_ACTIVATION_NONE)
 		w.activation = call->routines->unary[activation[launch->activation]];
-	}
 	int64_t batches = 1;
 	for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
 	/* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
@@ -10741,8 +10718,8 @@ static void mpt__cpu_gemm(const mpt__cpu_call *call) {
 
 /* ==== Losses ==== */
 
-/* What NLL and CROSS_ENTROPY and their backward share. Absent operands have no data. */
-typedef struct mpt__cpu_loss_work {
+/* What the kernels of both losses share. Absent operands have no data. */
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_view x, target, weight, divisor, gradient, log_sum, out;
 	int64_t x_stride[2], out_stride[2], log_sum_stride[2]; /* log_sum: maximum, and the rest */
@@ -10757,10 +10734,10 @@ typedef struct mpt__cpu_loss_work {
 static int64_t mpt__cpu_loss_operand(
 	const mpt__cpu_call *call, int operand, mpt__cpu_view *view, int64_t stride[2]) {
 	const mpt__operand *o = &call->launch->operand[operand];
-	bool present = call->data[operand] != NULL && o->rank > 0;
+	bool present = call->data[operand] && o->rank > 0;
 	int64_t first = present ? o->stride[0] : 0;
 	*view = mpt__cpu_view_of(call, operand);
-	if (stride != NULL) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
+	if (stride) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
 	return first;
 }
 
@@ -10771,11 +10748,11 @@ static int64_t mpt__cpu_target(const mpt__cpu_loss_work *w, int64_t row) {
 }
 
 static mpt__real mpt__cpu_class_weight(const mpt__cpu_loss_work *w, int64_t c) {
-	return w->weight.data != NULL ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
+	return w->weight.data ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
 }
 
-/* Adds up, over the classes, weight (log_sum - x) with log_sum given relative to `most`; or, where
-   x is NULL, the weights. */
+/* Adds up, over the classes, weight (log_sum - x), log_sum relative to `most`; of a NULL x, the
+   weights. */
 static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__cpu_view *view,
 	int64_t offset, mpt__real most, mpt__real log_sum) {
 	const mpt__routines *routines = w->call->routines;
@@ -10785,13 +10762,12 @@ static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__c
 	for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
 		int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
 		const mpt__real *by = weight, *addend = x;
-		if (w->weight.data != NULL) {
+		if (w->weight.data)
 			by = mpt__cpu_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
-		}
-		if (view != NULL) {
+		if (view) {
 			mpt__cpu_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
 			for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
-			if (w->weight.data != NULL) routines->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
+			if (w->weight.data) routines->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
 		} else {
 			addend = by;
 		}
@@ -10810,7 +10786,7 @@ static mpt__cpu_lines mpt__cpu_loss_lines(
 	return l;
 }
 
-/* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
+/* Loss and weight of a sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
 static void mpt__cpu_loss_row(
 	const mpt__cpu_loss_work *w, int64_t row, mpt__real most, mpt__real log_sum) {
@@ -10835,12 +10811,11 @@ static void mpt__cpu_loss_row(
 }
 
 static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+	MPT__TASK(mpt__cpu_loss_work, w);
 	int64_t rows = mpt__cpu_chunk_rows(w->classes), row = chunk * rows;
 	int64_t end = mpt__cpu_min(row + rows, w->rows);
 	mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
 	mpt__cpu_lines nowhere;
-	(void)thread;
 	memset(&nowhere, 0, sizeof nowhere);
 	most[0] = sum[0] = 0; /* of log-probabilities */
 	for (int64_t lines; row < end; row += lines) {
@@ -10854,7 +10829,7 @@ static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
 	}
 }
 
-/* Notes the first bad target in the error word, unless an earlier error stands there. */
+/* Notes the first bad target in the error word, unless an error stands there. */
 static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
 	mpt__scalar *scalars = w->call->scalars;
 	for (int64_t row = 0; row < w->rows && scalars[MPT__SLOT_ERROR].i == 0; row++) {
@@ -10895,10 +10870,9 @@ static void mpt__cpu_loss(const mpt__cpu_call *call, bool from_logits) {
 		mpt__cpu_loss_chunk, &w);
 
 	if (launch->reduction == MPT_NONE) {
-		for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
+		for (int64_t at = 0; at < w.rows; at += MPT__BLOCK)
 			mpt__cpu_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
 				mpt__cpu_min(MPT__BLOCK, w.rows - at));
-		}
 		mpt__cpu_put_one(&divisor, 0, 1);
 		return;
 	}
@@ -10920,16 +10894,16 @@ static int64_t mpt__cpu_loss_workspace(const mpt__launch *launch, int threads) {
 static void mpt__cpu_nll(const mpt__cpu_call *call) { mpt__cpu_loss(call, false); }
 static void mpt__cpu_cross_entropy(const mpt__cpu_call *call) { mpt__cpu_loss(call, true); }
 
-/* What a sample's loss gets of the gradient: dloss, divided where the loss was a mean. */
+/* A sample's part of the gradient: dloss, divided where the loss was a mean. */
 static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row) {
 	uint8_t reduction = w->call->launch->reduction;
-	int64_t at = reduction == MPT_NONE ? row * w->gradient_stride : 0;
-	mpt__real g = mpt__cpu_get_one(&w->gradient, at);
+	mpt__real g =
+		mpt__cpu_get_one(&w->gradient, reduction == MPT_NONE ? row * w->gradient_stride : 0);
 	return reduction == MPT_MEAN ? g / mpt__cpu_get_one(&w->divisor, 0) : g;
 }
 
-/* Rows under way together: the class of each, and its factors (1 - e) w_t and g. */
-typedef struct mpt__cpu_loss_rows {
+/* Rows under way together: their classes, and their factors (1 - e) w_t and g. */
+typedef struct {
 	int64_t row, lines, target[MPT__LINES];
 	mpt__real scale[MPT__LINES], g[MPT__LINES], most[MPT__LINES], log_sum[MPT__LINES];
 } mpt__cpu_loss_rows;
@@ -10942,7 +10916,7 @@ static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_lo
 	mpt__real p[MPT__BLOCK], smooth = w->smoothing / (mpt__real)w->classes;
 	mpt__cpu_lines from = mpt__cpu_loss_lines(&w->x, w->x_stride, rows->row);
 	const mpt__real *x = mpt__cpu_lines_in(&from, lines, at, n, p);
-	if (w->log_sum.data != NULL) {
+	if (w->log_sum.data) {
 		mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, x, rows->most, lines, n);
 		mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
 		x = p;
@@ -10951,21 +10925,19 @@ static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_lo
 	mpt__cpu_lines_each(routines, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
 	for (int64_t i = 0; smooth != 0 && i < n; i++) {
 		mpt__real weight = mpt__cpu_class_weight(w, at + i);
-		for (int64_t k = i * lines; k < (i + 1) * lines; k++) {
+		for (int64_t k = i * lines; k < (i + 1) * lines; k++)
 			dx[k] += smooth * (p[k] * w->weight_sum - weight);
-		}
 	}
 }
 
-/* Ignored samples get 0; and an infinite g leaves those classes 0 whose factor is 0. */
+/* Ignored samples get 0; an infinite g leaves classes 0 whose factor is 0. */
 static void mpt__cpu_odd_row(const mpt__cpu_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
-	for (int64_t i = r; i < n * rows->lines; i += rows->lines) {
+	for (int64_t i = r; i < n * rows->lines; i += rows->lines)
 		dx[i] = rows->target[r] < 0 || dx[i] == 0 ? 0 : rows->g[r] * dx[i];
-	}
 }
 
-/* The gradient of some rows. NLL: -g w at the target. From logits, with p = softmax(x):
-   g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). */
+/* The gradient of some rows. NLL: -g w at the target. From logits: g ((1 - e) w_t (p - onehot) + e
+   / C (p sum(w) - w)). */
 static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_loss_rows *rows) {
 	const int64_t lines = rows->lines;
 	mpt__real dx[MPT__BLOCK], by[MPT__LINES];
@@ -10975,17 +10947,16 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
 		int64_t sums = (rows->row + r) * w->log_sum_stride[0];
 		rows->scale[r] = t < 0 ? 0 : (1 - w->smoothing) * mpt__cpu_class_weight(w, t);
 		rows->g[r] = t < 0 ? 0 : mpt__cpu_row_gradient(w, rows->row + r);
-		if (w->log_sum.data == NULL) continue;
+		if (!w->log_sum.data) continue;
 		rows->most[r] = mpt__cpu_get_one(&w->log_sum, sums);
 		rows->log_sum[r] = mpt__cpu_get_one(&w->log_sum, sums + w->log_sum_stride[1]);
 	}
 	for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
 		int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
-		if (w->from_logits) {
+		if (w->from_logits)
 			mpt__cpu_logit_slopes(w, rows, at, n, dx);
-		} else {
+		else
 			memset(dx, 0, (size_t)n * sizeof *dx);
-		}
 		for (int64_t r = 0; r < lines; r++) {
 			int64_t t = rows->target[r] - at;
 			bool odd = rows->target[r] < 0 || !mpt__real_is_finite(rows->g[r]);
@@ -10994,25 +10965,23 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
 			by[r] = odd ? 1 : rows->g[r];
 			if (!w->from_logits && t >= 0 && t < n) dx[t] *= by[0];
 		}
-		if (w->from_logits) {
+		if (w->from_logits)
 			mpt__cpu_lines_each(w->call->routines, MPT__EACH_MUL, dx, dx, by, lines, n);
-		}
 		mpt__cpu_lines_put(&to, lines, at, n, dx);
 	}
 }
 
 static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+	MPT__TASK(mpt__cpu_loss_work, w);
 	int64_t step = mpt__cpu_chunk_rows(w->classes), end = mpt__cpu_min((chunk + 1) * step, w->rows);
 	mpt__cpu_loss_rows rows;
-	(void)thread;
 	for (rows.row = chunk * step; rows.row < end; rows.row += rows.lines) {
 		rows.lines = w->from_logits ? mpt__cpu_side_by_side(w->classes, end - rows.row) : 1;
 		mpt__cpu_loss_backward_rows(w, &rows);
 	}
 }
 
-/* `first` is the operand of the targets; weights, divisor and dloss follow it. */
+/* `first`: the targets; weights, divisor and dloss follow them. */
 static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) {
 	const int first = from_logits ? 1 : 0, out = from_logits ? 6 : 4;
 	mpt__cpu_loss_work w;
@@ -11031,8 +11000,7 @@ static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) 
 		mpt__cpu_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
 		w.smoothing = (mpt__real)call->launch->imm[0];
 	}
-	w.weight_sum =
-		w.weight.data != NULL ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
+	w.weight_sum = w.weight.data ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
 	mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
 		w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
 		mpt__cpu_loss_backward_chunk, &w);
@@ -11125,8 +11093,8 @@ static const struct {
 #undef MPT__ROW
 };
 
-/* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
-typedef struct mpt__cpu_pair_work {
+/* Operands 0 to 3, of which absent ones are 1; 4: the loss or its gradient; 5: dx. */
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_walk walk[6];
 	int by, out; /* the operand that is written */
@@ -11136,7 +11104,7 @@ typedef struct mpt__cpu_pair_work {
 } mpt__cpu_pair_work;
 
 static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_pair_work *w = (const mpt__cpu_pair_work *)work;
+	MPT__TASK(mpt__cpu_pair_work, w);
 	const mpt__launch *launch = w->call->launch;
 	const mpt__routines *routines = w->call->routines;
 	mpt__cpu_pair_fn run = mpt__cpu_pairs[launch->function - MPT__FN_MSE].run;
@@ -11149,7 +11117,6 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
 	const mpt__real *in[5] = {NULL, NULL, NULL, NULL, NULL};
 	mpt__cpu_cursor at[6];
 	mpt__cpu_sum sum;
-	(void)thread;
 	mpt__cpu_sum_init(&sum, routines);
 	for (int k = 0; k <= w->out; k++) {
 		mpt__cpu_start(&at[k], &w->walk[k].loop, begin);
@@ -11159,27 +11126,24 @@ static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
 	}
 	for (int64_t n; begin < end; begin += n) {
 		n = mpt__cpu_min(MPT__BLOCK, end - begin);
-		for (int k = 0; k < w->out && k < 5; k++) {
+		for (int k = 0; k < w->out && k < 5; k++)
 			if (k < 4 ? w->present[k] : launch->reduction == MPT_NONE)
 				in[k] = mpt__cpu_take(&w->walk[k], &at[k], block[k], n);
-		}
 		mpt__real result[MPT__BLOCK];
 		mpt__real *out =
 			w->sums ? result : mpt__cpu_place(&w->walk[w->out], &at[w->out], result, n);
 		run(routines, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
-		if (in[4] != NULL) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
-		if (w->by >= 0 && in[4] == NULL)
-			routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
-		if (w->sums) {
+		if (in[4]) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
+		if (w->by >= 0 && !in[4]) routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
+		if (w->sums)
 			mpt__cpu_sum_add(&sum, out, n);
-		} else {
+		else
 			mpt__cpu_give(&w->walk[w->out], &at[w->out], out, n);
-		}
 	}
 	if (w->sums) w->partial[chunk] = mpt__cpu_sum_total(&sum);
 }
 
-/* Notes the first element of operand 0 outside [0, 1] in the error word; NaN is none. */
+/* Notes the first element of operand 0 outside [0, 1]; NaN is none. */
 static void mpt__cpu_check_probabilities(const mpt__cpu_pair_work *w) {
 	mpt__scalar *scalars = w->call->scalars;
 	const mpt__cpu_walk *walk = &w->walk[0];
@@ -11231,13 +11195,11 @@ static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
 		w.g = mpt__cpu_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
 	if (launch->function == MPT__FN_BCE && !backward) mpt__cpu_check_probabilities(&w);
 	int64_t count = w.walk[0].loop.count, chunks = mpt__cpu_chunks(count, MPT__CHUNK);
-	mpt__parallel(call->pool, chunks,
-				  mpt__cpu_cost(call, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns),
-				  mpt__cpu_pair_chunk, &w);
+	mpt__cpu_for(call, chunks, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns,
+		mpt__cpu_pair_chunk, &w);
 	if (!w.sums) return;
-	for (int64_t step = 1; step < chunks; step *= 2) {
+	for (int64_t step = 1; step < chunks; step *= 2)
 		for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];
-	}
 	mpt__cpu_put_one(&w.walk[4].view, 0,
 					 (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }
@@ -11251,14 +11213,14 @@ static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
 /* ==== The reference level ==== */
 
 static mpt__real mpt__ref_cell_sum(const mpt__cell_block *b, int gate, int64_t i) {
-	mpt__real x = b->state[gate] != NULL ? b->state[gate][i] : 0;
-	return b->bias[gate] != NULL ? x + b->bias[gate][i] : x;
+	mpt__real x = b->state[gate] ? b->state[gate][i] : 0;
+	return b->bias[gate] ? x + b->bias[gate][i] : x;
 }
 
 static void mpt__ref_cell(const mpt__cell_block *b) {
 	mpt__real a[4], p[4];
 	for (int64_t i = 0; i < b->n; i++) {
-		mpt__real before = b->before != NULL ? b->before[i] : 0;
+		mpt__real before = b->before ? b->before[i] : 0;
 		for (int g = 0; g < b->gates; g++) {
 			p[g] = mpt__ref_cell_sum(b, g, i);
 			a[g] = b->cell == MPT__CELL_GRU && g == 2 ? b->in[g][i] : b->in[g][i] + p[g];
@@ -11268,7 +11230,7 @@ static void mpt__ref_cell(const mpt__cell_block *b) {
 			b->after[i] = before;
 		} else if (b->cell == MPT__CELL_GRU) {
 			b->h[i] = mpt__real_gru(a, p[2], before);
-			if (b->after != NULL) b->after[i] = p[2];
+			if (b->after) b->after[i] = p[2];
 		} else {
 			a[0] = b->cell == MPT__CELL_TANH ? mpt__real_tanh(a[0]) : mpt__real_relu(a[0]);
 			b->h[i] = a[0];
@@ -11280,9 +11242,9 @@ static void mpt__ref_cell(const mpt__cell_block *b) {
 static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
 	mpt__real a[4], p, dh;
 	for (int64_t i = 0; i < b->n; i++) {
-		mpt__real before = b->before != NULL ? b->before[i] : 0;
+		mpt__real before = b->before ? b->before[i] : 0;
 		for (int g = 0; g < b->gates; g++) a[g] = b->in[g][i];
-		dh = b->dy != NULL ? b->dy[i] + b->dh[i] : b->dh[i];
+		dh = b->dy ? b->dy[i] + b->dh[i] : b->dh[i];
 		b->dh[i] = 0;
 		if (b->cell == MPT__CELL_LSTM) {
 			b->dc[i] = mpt__real_lstm_slopes(a, before, b->kept[i], dh, b->dc[i]);
@@ -11301,11 +11263,11 @@ static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
 
 /* ==== The kernels ==== */
 
-/* Elements of a row that are computed at a time: what is converted of them lies on the stack. */
+/* Elements computed at a time: converted ones lie on the stack. */
 #define MPT__CELL_BLOCK (MPT__BLOCK / 8)
 #define MPT__CELL_OPERANDS 9
 
-typedef struct mpt__cpu_cells {
+typedef struct {
 	mpt__cpu_view view[MPT__CELL_OPERANDS];
 	int64_t step[MPT__CELL_OPERANDS]; /* between rows */
 	int64_t hidden, now;
@@ -11314,8 +11276,8 @@ typedef struct mpt__cpu_cells {
 	bool backward;
 } mpt__cpu_cells;
 
-/* Some elements of a row, and what of them does not lie where it is computed. */
-typedef struct mpt__cell_part {
+/* Some elements of a row, with room for what does not lie where it is computed. */
+typedef struct {
 	const mpt__cpu_cells *w;
 	int64_t row, at, n;
 	int used;
@@ -11329,24 +11291,24 @@ static int64_t mpt__cell_place(const mpt__cell_part *part, int k, int gate) {
 /* Part `gate` of operand k; NULL: absent. */
 static const mpt__real *mpt__cell_in(mpt__cell_part *part, int k, int gate) {
 	const mpt__cpu_view *view = &part->w->view[k];
-	if (view->data == NULL) return NULL;
+	if (!view->data) return NULL;
 	return mpt__cpu_in(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++], part->n);
 }
 
 static mpt__real *mpt__cell_out(mpt__cell_part *part, int k, int gate) {
 	const mpt__cpu_view *view = &part->w->view[k];
-	if (view->data == NULL) return NULL;
+	if (!view->data) return NULL;
 	return mpt__cpu_out(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++]);
 }
 
 static void mpt__cell_put(const mpt__cell_part *part, int k, int gate, const mpt__real *x) {
-	if (x != NULL) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
+	if (x) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
 }
 
-/* Operand `to`, if it is there, = operand `from`, or 0 where that is not. */
+/* Operand `to`, if there, = operand `from`, or 0 without one. */
 static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
 	static const mpt__real none[MPT__CELL_BLOCK] = {0};
-	if (part->w->view[to].data == NULL) return;
+	if (!part->w->view[to].data) return;
 	for (int g = 0; g < gates; g++) {
 		part->used = 0;
 		const mpt__real *x = from < 0 ? NULL : mpt__cell_in(part, from, g);
@@ -11384,7 +11346,7 @@ static void mpt__cell_forward(mpt__cell_part *part, bool over) {
 	for (int g = 0; g < w->gates; g++) mpt__cell_put(part, 0, g, b.out[g]);
 	mpt__cell_put(part, 4, 0, b.after);
 	mpt__cell_put(part, 5, 0, b.h);
-	if (w->view[7].data != NULL)
+	if (w->view[7].data)
 		mpt__cpu_put_block(&w->view[7], mpt__cell_place(part, 7, 0), 1, b.h, part->n);
 }
 
@@ -11404,7 +11366,7 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
 	for (int g = 0; g < w->gates; g++) b.out[g] = mpt__cell_out(part, 1, g);
 	if (w->cell == MPT__CELL_CARRY) {
 		for (int64_t i = 0; i < b.n; i++) {
-			b.out[0][i] = b.dy != NULL ? b.dy[i] + b.dh[i] : b.dh[i];
+			b.out[0][i] = b.dy ? b.dy[i] + b.dh[i] : b.dh[i];
 			b.dh[i] = 0;
 		}
 	} else {
@@ -11413,7 +11375,7 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
 			b.more[g] = mpt__cell_out(part, 2, g);
 		b.before = mpt__cell_in(part, 3, 0);
 		b.kept = mpt__cell_in(part, 4, 0);
-		if (w->view[7].data != NULL)
+		if (w->view[7].data)
 			b.dc = mpt__cpu_edit(
 				&w->view[7], mpt__cell_place(part, 7, 0), part->room[part->used++], part->n);
 		w->routines->cell_slopes(&b);
@@ -11425,12 +11387,11 @@ static void mpt__cell_backward(mpt__cell_part *part, bool over) {
 }
 
 static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
-	const mpt__cpu_cells *w = (const mpt__cpu_cells *)work;
+	MPT__TASK(mpt__cpu_cells, w);
 	const int lengths = w->backward ? 8 : 6;
 	mpt__cell_part part;
-	(void)thread;
 	part.w = w, part.row = row;
-	bool over = w->view[lengths].data != NULL &&
+	bool over = w->view[lengths].data &&
 		mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;
 	for (part.at = 0; part.at < w->hidden; part.at += part.n) {
 		part.n = mpt__cpu_min(w->hidden - part.at, MPT__CELL_BLOCK);
@@ -12200,6 +12161,13 @@ typedef struct mpt__gemm {
 		int rows, int columns, int how
 #define MPT__TILE_GIVES depth, a, b, c, ldc, rows, columns, how
 typedef void mpt__gemm_tile(MPT__TILE_TAKES);
+#define MPT__PACK_TAKES \
+	const mpt__gemm_side *side, int64_t outer, int64_t count, int64_t k, int64_t depth
+#define MPT__PACK_GIVES side, outer, count, k, depth
+#define MPT__FINISH_TAKES \
+	const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j, int64_t rows, \
+		int64_t columns
+#define MPT__FINISH_GIVES g, sum, ld, i, j, rows, columns
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
@@ -12228,14 +12196,12 @@ struct mpt__gemm_level {
 	/* A panel of A or B: elements outer .. outer+count-1 at k .. k+depth-1, zeros from count on.
 	   Writes up to MPT__GEMM_SLACK bytes past the panel's end. depth > 0. False where the values
 	   are not for this level. */
-	bool (*pack)(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, int64_t count,
-		int64_t k, int64_t depth);
+	bool (*pack)(void *panel, bool b, MPT__PACK_TAKES);
 	/* to[0..n) = the n elements at `from`, `step` apart. */
 	void (*load)(float *to, const char *from, int64_t step, int64_t n, int dtype, int round);
 	/* C[i.., j..] = what the launch asks for, given the sums of products; sum may be C itself.
 	   C and the bias are contiguous along N. */
-	void (*finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-		int64_t rows, int64_t columns);
+	void (*finish)(MPT__FINISH_TAKES);
 	/* What a thread does before its first tile and after its last; NULL: nothing. */
 	void (*bracket)(bool begin);
 	/* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
@@ -12245,7 +12211,7 @@ struct mpt__gemm_level {
 	int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#ifndef MPT__HAS_NORMS
 #define MPT__GEMM_CONV_OF(function) NULL
 #else
 #define MPT__GEMM_CONV_OF(function) function
@@ -12353,7 +12319,7 @@ static uint16_t mpt__halves_one(const char *from, int round) {
 
 /* ==== Rows of norms ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 /* Row r of a part; where there is none, of x, which nobody looks at. */
 static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
 	if (b->data[part] == NULL) part = MPT__PART_X;
@@ -12392,7 +12358,7 @@ static MPT__NOINLINE void mpt__norm_rest(
 #endif
 #endif
 /* ----
- * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
+ * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and its kernels.
  * ---- */
 
 #ifdef MPT__SIMD_X86
@@ -12433,8 +12399,8 @@ MPT__ROUND_BF16(MPT__OP, mpt__v8, mpt__avx2_round_bf16)
 /* The same without a NaN. */
 MPT__OP __m256i mpt__avx2_round_number(__m256i bits) {
 	const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-	const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
-	return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
+	return _mm256_srli_epi32(
+		_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
 }
 /* Two of them in a row. That there is a NaN is seldom. */
 MPT__OP __m256i mpt__avx2_round_two(v_f a, v_f b) {
@@ -12482,8 +12448,8 @@ MPT__OP v_m v_words_from(const uint32_t *words, uint32_t threshold) {
 MPT__OP v_f v_round(v_f v, int dtype) {
 	if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 	if (dtype == MPT_BF16) {
-		__m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
-		return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
+		return _mm256_castsi256_ps(
+			_mm256_slli_epi32(mpt__avx2_round_bf16(_mm256_castps_si256(v)), 16));
 	}
 	return v;
 }
@@ -12506,15 +12472,14 @@ MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
 	return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
 }
 
-/* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
+/* Stores the first n (any number) of 8 lanes as F32, F16 or BF16. */
 MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
 	__m128i half;
 	if (dtype == MPT_F32) {
-		if (n >= 8) {
+		if (n >= 8)
 			_mm256_storeu_ps((float *)p, v);
-		} else {
+		else
 			_mm256_maskstore_ps((float *)p, v_first(n), v);
-		}
 		return;
 	}
 	if (dtype == MPT_F16) {
@@ -12542,7 +12507,7 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
 	*r3 = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
-/* Of the lanes of a and then b: those with even numbers to a, the others to b; and back. */
+/* The even lanes of a and then b to a, the odd ones to b; and back. */
 MPT__OP void v_split(v_f *a, v_f *b) {
 	const v_f low = _mm256_permute2f128_ps(*a, *b, 0x20);
 	const v_f high = _mm256_permute2f128_ps(*a, *b, 0x31);
@@ -12582,7 +12547,7 @@ MPT__OP v_f mpt__v8_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
 }
 
 /* Doubles made of the floats of a vector. */
-typedef struct mpt__v8_d {
+typedef struct {
 	__m256d low, high;
 } mpt__v8_d;
 MPT__OP v_d v_no_doubles(void) {
@@ -12764,7 +12729,7 @@ MPT__AVX2 bool mpt__avx2_stream(
 #endif
 
 /* ----
- * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
+ * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and its kernels.
  * ---- */
 
 #ifdef MPT__SIMD_X86
@@ -12803,7 +12768,7 @@ MPT__OP v_f v_scale(v_f y, v_f t) {
 	return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, v_sub(t, v_set(MPT__ROUND_MAGIC)));
 }
 #define MPT__OWN_SCALE
-/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+/* MPT__ROUND_BF16 in place, in fewer instructions; nan: whether there may be any. */
 MPT__OP __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
 	const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
 	const v_f value = _mm512_castsi512_ps(bits);
@@ -12870,11 +12835,10 @@ MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
 MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
 	v_m lanes = v_first(n);
 	if (dtype == MPT_F32) {
-		if (n >= 16) {
+		if (n >= 16)
 			_mm512_storeu_ps(p, v);
-		} else {
+		else
 			_mm512_mask_storeu_ps(p, lanes, v);
-		}
 	} else if (n >= 16) {
 		_mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
 	} else {
@@ -12922,8 +12886,8 @@ MPT__OP __m256 mpt__v16_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f
 		mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
 }
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
+#ifdef MPT__HAS_NORMS
+/* 32 elements: of bf16 the even places, then the odd ones; others as they lie. */
 MPT__OP void v_load_two(const void *p, v_f *a, v_f *b, int dtype) {
 	if (dtype != MPT_BF16) {
 		*a = v_load_full(p, dtype);
@@ -12965,7 +12929,7 @@ MPT__OP void v_in_order(v_f *a, v_f *b, int dtype) {
 }
 #endif
 
-typedef struct mpt__v16_d {
+typedef struct {
 	__m512d low, high;
 } mpt__v16_d;
 MPT__OP v_d v_no_doubles(void) {
@@ -13029,7 +12993,7 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 
 /* ==== Kernels of its own ==== */
 
-/* Two registers of the table per look-up, the higher bits of the index select among the results. */
+/* Two registers of the table per look-up; the higher bits of the index select a result. */
 MPT__FN void mpt__avx512_u8_to_half(
 	const uint8_t *from, uint16_t *to, size_t n, const uint16_t table[256]) {
 	__m512i part[8];
@@ -13087,10 +13051,10 @@ MPT__FN void mpt__avx512_u8_to_half(
 #endif
 
 /* ----
- * cpu/level/neon.c: the vector layer of NEON (AArch64), and what is made of it. Products of bf16
- * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
- * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
- * packed is 1.4 % of the instructions of a product of 256^3.
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and its kernels. Products of bf16 by later
+ * CPUs' instructions are in cpu/level/neonbf16.c. fp16's own (FMLAL) are left alone: each makes as
+ * many products as FMLA, with the same bits, and turning fp16 into fp32 while it is packed is 1.4 %
+ * of the instructions of a product of 256^3.
  * ---- */
 
 #ifdef MPT__SIMD_NEON
@@ -13329,9 +13293,9 @@ MPT__OP v_halves v_halves_high(v_halves a, v_halves b) { return vzip2q_u16(a, b)
  * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
  * them to bf16.
  *
- * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds to a
- * sum the product of the odd k, then that of the even one, each rounded once, with denormals as
- * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
+ * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds the
+ * product of the odd k, then that of the even one, each rounded once, with denormals as zero: the
+ * bits of two FMA. Infinity and NaN come out as IEEE says.
  *
  * MPTRAIN_EMULATE_AMX, for tests in the repository: with those two FMA, on an AVX2 level.
  * ---- */
@@ -13370,27 +13334,23 @@ MPT__OP v_halves v_halves_high(v_halves a, v_halves b) { return vzip2q_u16(a, b)
 enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
 #define mpt__bf16x2_put_tile mpt__v16_put_tile
 
-/* A store of bf16 by its instruction, which flushes denormals as the sums do. */
+/* Stores bf16 by its instruction, which flushes denormals as the sums do. */
 MPT__OP void mpt__bf16x2_store_as(void *p, v_f v, int64_t n, int dtype) {
-	if (dtype == MPT_BF16 && n >= 16) {
+	if (dtype == MPT_BF16 && n >= 16)
 		_mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
-	} else {
+	else
 		_mm256_mask_storeu_epi16(p, v_first(n), (__m256i)_mm512_cvtneps_pbh(v));
-	}
 }
 MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
 	(void)dtype;
 	_mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-	int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void mpt__bf16x2_finish_half(MPT__FINISH_TAKES) {
 	mpt__avx512_gemm_finish_as(
-		g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as, mpt__bf16x2_store_both);
+		MPT__FINISH_GIVES, MPT_BF16, mpt__bf16x2_store_as, mpt__bf16x2_store_both);
 }
-static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-	int64_t j, int64_t rows, int64_t columns) {
-	(g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(
-		g, sum, ld, i, j, rows, columns);
+static void mpt__bf16x2_finish(MPT__FINISH_TAKES) {
+	(g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(MPT__FINISH_GIVES);
 }
 
 MPT__OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
@@ -13402,8 +13362,7 @@ MPT__OP v_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
 	return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
-/* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
-   turns (paired). */
+/* Lanes of 16 elements at p and of 16 at q in bf16: p before q, or in turns (paired). */
 MPT__OP __m512i mpt__bf16x2_row(
 	const char *p, __mmask16 p_lanes, const char *q, __mmask16 q_lanes, bool paired, int dtype) {
 	__m512i row;
@@ -13420,8 +13379,8 @@ MPT__OP __m512i mpt__bf16x2_row(
 	return _mm512_permutexvar_epi16(_mm512_or_si512(i, _mm512_slli_epi32(second, 16)), row);
 }
 
-/* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
-   width is overwritten by the next pair. */
+/* A panel of contiguous outer elements, k `step` bytes apart. What a vector has past the width is
+   overwritten by the next pair. */
 MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from, int64_t step,
 	int64_t count, int64_t depth, int dtype) {
 	const __mmask16 lanes[2] = {v_first(count), v_first(count - 16)};
@@ -13436,7 +13395,7 @@ MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *fro
 	}
 }
 
-/* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
+/* Lines of K, turned to bf16 side by side, then transposed as if a pair were a float. */
 MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
 	const mpt__gemm_side *side, int64_t count, int64_t depth) {
 	MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
@@ -13464,18 +13423,16 @@ MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *fro
 	}
 }
 
-MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, MPT__PACK_TAKES) {
 	const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
 	const char *from = mpt__gemm_at(side, outer, k);
 	const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
 	uint32_t *to = (uint32_t *)panel;
 	if (side->outer == 1 && side->inner != 1 && side->dtype != MPT_F16) {
-		if (side->dtype == MPT_BF16) {
+		if (side->dtype == MPT_BF16)
 			mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_BF16);
-		} else {
+		else
 			mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_F32);
-		}
 	} else if (side->inner == 1 && side->dtype == MPT_BF16 && (side->outer | depth) % 2 == 0) {
 		const mpt__gemm_side pairs = {from, MPT_F32, 0, side->outer / 2, 1};
 		mpt__avx512_pack_inner((float *)panel, (int)width, &pairs, 0, count, 0, depth / 2);
@@ -13521,8 +13478,7 @@ MPT__FN MPT__UNUSED void mpt__bf16x2_apart(
 #define MPT__BF16X2_STORE(i) \
 	if (i < height) v_store(c + i * ldc, x##i), v_store(c + i * ldc + MPT__WIDTH, y##i);
 
-/* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
-   latter. */
+/* A whole tile of `height` rows by two vectors of floats or (HALF) of bf16, whose b[1] is read. */
 MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
 	const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
 	(void)rows, (void)columns;
@@ -13535,7 +13491,7 @@ MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
 	}
 	if (height >= MPT__BF16X2_MIDDLE && (how & MPT__GEMM_HALF)) {
 		uint16_t *half = (uint16_t *)(void *)c;
-		if (bias != NULL) {
+		if (bias) {
 			const v_f b0 = v_load(bias), b1 = v_load(bias + MPT__WIDTH);
 			MPT__ROWS_14(MPT__BF16X2_BIAS)
 		}
@@ -13551,7 +13507,7 @@ MPT__FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE
 
 /* ==== Lines of pixels ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 MPT__OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
 	return v_dot2(sum, v_word(a), b);
 }
@@ -13568,8 +13524,8 @@ static void mpt__bf16x2_lines_apart(MPT__TILE_TAKES) {
 #ifdef MPTRAIN_NO_CONV
 #define mpt__bf16x2_lines mpt__bf16x2_lines_apart
 #else
-/* Three neighbouring taps of rows that lie `o` elements apart, all of A's line and b->outer floats
-   apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
+/* Three neighbouring taps of rows `o` elements apart, all of A's line and b->outer floats apart in
+   B: what is broadcast is multiplied three times. `none` is for nobody. */
 #define MPT__BF16X2_TAP(A, P, Q, R) \
 	{ \
 		const v_f s = v_word(&MPT__LINES_A##A); \
@@ -13630,7 +13586,7 @@ static void mpt__bf16x2_tile(MPT__TILE_TAKES) {
 }
 
 #ifndef MPTRAIN_NO_ATTENTION
-/* c = factor times the products of up to 8 rows of pairs, o floats apart, and a panel of them. */
+/* c = factor times the products of up to 8 rows of pairs, o floats apart, and their panel. */
 #define MPT__BF16X2_LINE(i) \
 	x##i = v_dot2(x##i, v_set(MPT__LINES_A##i), b0); \
 	y##i = v_dot2(y##i, v_set(MPT__LINES_A##i), b1);
@@ -13662,11 +13618,11 @@ static const mpt__gemm_level mpt__bf16x2_gemm_level = {
 	MPT__BF16X2_BASE(load), mpt__bf16x2_finish, NULL, mpt__bf16x2_choose, false, true,
 	MPT__BF16X2_MIDDLE};
 
-/* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
+/* Gradients of the weights of few channels are faster in fp32. */
 static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 	const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
-	const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
-	const bool few = image != NULL && image->channels < (g->a_image != NULL ? 8 : 2);
+	const mpt__gemm_image *image = g->a_image ? g->a_image : g->b_image;
+	const bool few = image && image->channels < (g->a_image ? 8 : 2);
 	return halves && !few ? &mpt__bf16x2_gemm_level : &MPT__BF16X2_BASE(level);
 }
 
@@ -13680,12 +13636,12 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
  * What is promised: fp32 sums of exact products, as on all levels, in another order. Infinity and
- * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
- * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
- * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
- * parts, so a launch that holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in
- * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
- * is that large that a product in parts could be no number while that in fp32 is, is left as well.
+ * NaN come out as IEEE says. Denormals count as zero, as with FMA kernels, and so do sums of pairs
+ * of products. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits into 8 + 3; its
+ * denormals are normal in bf16), for four products; infinity has no such parts, so a launch that
+ * holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in parts, too: hi and lo
+ * are rounded, and lo lo is left out (mpt_benchmark has the bound); so large a value that its
+ * product in parts could be no number while that in fp32 is one is left as well.
  *
  * MPTRAIN_EMULATE_AMX, for tests of the repository: tiles in portable C on an AVX2 level.
  * ---- */
@@ -13704,9 +13660,9 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 /* ==== Panels ====
  *
  * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
- * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
- * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. Of two parts each k below 16
- * is followed by the one 16 behind it, which makes pairs of words by shifts. */
+ * outer 0..15 and, of more than 16, of 16..31. A tile of A has 16 rows of 32 k; one of B has 16
+ * rows of 2 k for 16 columns. Of two parts each k below 16 is followed by the one 16 behind it,
+ * which makes pairs of words by shifts. */
 
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
@@ -13720,9 +13676,9 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 #include "tests/emulated_tiles.h"
 #else
 
-/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
-   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
-   becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
+/* A row of a tile from lanes of 16 elements at p and of 16 at q: p before q, or in turns (paired).
+   Two parts: in turns, the second `gap` bytes behind; *bad becomes NaN where a value has no parts,
+   or has the largest magnitude if these are rounded. */
 MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes, const char *q,
 	__mmask16 q_lanes, bool paired, int dtype, int round, int parts, __m512 *bad) {
 	if (parts == 1) {
@@ -13785,10 +13741,9 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
 	const __mmask16 q_lanes = along_k ? v_first(n - 16) : p_lanes;
 	const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
 	int64_t i = 0;
-	for (; i < 16 && whole; i++, rows += 64, from += step) {
+	for (; i < 16 && whole; i++, rows += 64, from += step)
 		mpt__amx_row(
 			rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts, bad);
-	}
 	for (; i < 16 && i < lines; i++, rows += 64, from += step) {
 		const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
 		mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
@@ -13802,18 +13757,17 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
 	if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth, int dtype, int round, int parts) {
+MPT__OP bool mpt__amx_pack_as(
+	char *panel, bool b, MPT__PACK_TAKES, int dtype, int round, int parts) {
 	const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
 	const int64_t o_step = side->outer, k_step = side->inner;
 	const char *from = side->data + (outer * o_step + k * k_step) * bytes;
 	__m512 bad = _mm512_setzero_ps();
 	for (; depth > 0;
 		 depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
-		for (int64_t o = 0; o < count; o += 16) {
+		for (int64_t o = 0; o < count; o += 16)
 			mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
 				o_step, k_step, count - o, depth, dtype, round, parts, &bad);
-		}
 	}
 	if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
 		const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
@@ -13822,40 +13776,36 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
 	return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-/* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
-MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+/* A panel of a side that is contiguous in one direction, and fp32 if it is to be rounded. */
+MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, MPT__PACK_TAKES) {
 	const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
 	if (dtype == DTYPE && round == ROUND) { \
-		return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
+		return mpt__amx_pack_as(panel, b, MPT__PACK_GIVES, DTYPE, ROUND, PARTS); \
 	}
 	MPT__AMX_PACK(MPT_BF16, 0, 1)
 	MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
 	MPT__AMX_PACK(MPT_F16, 0, 2)
 	MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
-	return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, MPT_F32, 0, 2);
+	return mpt__amx_pack_as(panel, b, MPT__PACK_GIVES, MPT_F32, 0, 2);
 }
 
-static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth, int parts) {
+static bool mpt__amx_pack_of(void *panel, bool b, MPT__PACK_TAKES, int parts) {
 	float gathered[16 * MPT__AMX_K];
 	const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
 	const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
 	char *to = (char *)panel;
 	bool good = true;
-	if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0)) {
-		return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
-	}
+	if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0))
+		return mpt__amx_pack_dense(to, b, MPT__PACK_GIVES);
 	for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
 		const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
 		for (int64_t o = 0; o < count; o += 16) {
 			const int64_t lines = mpt__smaller_of(count - o, 16);
-			for (int64_t i = 0; i < lines; i++) {
+			for (int64_t i = 0; i < lines; i++)
 				MPT__BF16X2_BASE(load)
 				(gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
 					n, side->dtype, 0);
-			}
 			good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
 		}
 	}
@@ -13867,7 +13817,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
  * Tiles 0 to 3 are C (two by two), 4 and 5 of A, 6 and 7 of B. */
 
 /* All tiles have 16 rows of 64 bytes. Compilers' own intrinsics let stores to what is loaded here
-   move behind the load. Loading the configuration and releasing the tiles takes 135 ns. */
+   move behind the load. Configuration and release take 135 ns. */
 static void mpt__amx_bracket(bool begin) {
 	struct {
 		uint8_t palette, start, unused[14];
@@ -13884,8 +13834,8 @@ static void mpt__amx_bracket(bool begin) {
 	__asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 
-/* Asks Linux for the tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Counts
-   for the process, and must come before the threads that will use them. */
+/* Asks Linux for the tile registers, by arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): for
+   the process, and before the threads that use them. */
 static bool mpt__amx_request(void) {
 	long result = 158;
 	__asm__ volatile("syscall" : "+a"(result) : "D"(0x1023l), "S"(18l) : "rcx", "r11", "memory");
@@ -13967,13 +13917,12 @@ static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 
-/* N: products of the parts of two values, 1 where each has one, else 4, or 3 without lo lo. */
+/* N products of the parts of two values: 1 where each has one, else 4, or 3 without lo lo. */
 #define MPT__AMX_TILE_OF(name, N) \
 	static void name(MPT__TILE_TAKES) { mpt__amx_tile_of(MPT__TILE_GIVES, N); }
 #define MPT__AMX_PACK_OF(name, PARTS) \
-	static bool name(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
-					 int64_t count, int64_t k, int64_t depth) { \
-		return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS); \
+	static bool name(void *panel, bool b, MPT__PACK_TAKES) { \
+		return mpt__amx_pack_of(panel, b, MPT__PACK_GIVES, PARTS); \
 	}
 MPT__AMX_TILE_OF(mpt__amx_tile, 1)
 MPT__AMX_TILE_OF(mpt__amx_split_tile, 4)
@@ -13995,8 +13944,8 @@ static const mpt__gemm_level mpt__amx_fast_gemm_level =
 	MPT__AMX_TABLE(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
-/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
-   in all layouts, right within 30 %. */
+/* Whether tiles are faster than FMA kernels, by ns of both: measured for sizes 4 to 1024 in all
+   layouts, right within 30 %. */
 static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 	const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
 	const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
@@ -14006,7 +13955,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 		200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
 
-/* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
+/* What is too small or too exact for tiles: AVX-512 with the rounding of this room. */
 static const mpt__gemm_level mpt__amx_other_gemm_level = {14, 32, 8, 4, 1, 384, 336, 32,
 	mpt__avx512_gemm_tile, mpt__avx512_gemm_direct, MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8,
 	mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot, mpt__avx512_gemm_pack, mpt__avx512_gemm_load,
@@ -14044,10 +13993,10 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
  * bf16.
  *
  * An element of a panel is a quad of bf16, of four k from a multiple of 4 on. The instruction takes
- * 2 rows and 2 columns of quads, and adds to each of 4 sums first the two products of the lower k,
- * then those of the upper ones. Each product is exact, a sum of two and what it is added to are
- * rounded to odd; what is below the smallest normal number counts as zero. Infinity and NaN come
- * out as IEEE says. Compilers agree on the instruction's name, but not on its intrinsic.
+ * 2 rows and 2 columns of quads, and adds to each of 4 sums the two products of the lower k, then
+ * those of the upper ones. Products are exact, a sum of two and what it is added to are rounded to
+ * odd; what is below the smallest normal number counts as zero. Infinity and NaN come out as IEEE
+ * says. Compilers agree on the instruction's name, but not on its intrinsic.
  * ---- */
 
 #if defined(MPT__HAS_NEON)
@@ -14092,7 +14041,7 @@ MPT__OP void mpt__bf16x4_line(
 	if (depth > 0) vst1_u16(to, mpt__bf16x4_load(from, depth, dtype));
 }
 
-/* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
+/* A panel of lines of K; other strides and fp16 by way of fp32. */
 MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
 	const char *from, int64_t count, int64_t depth) {
 	float gathered[MPT__BF16X4_K];
@@ -14117,7 +14066,7 @@ MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm
 MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from, int64_t step,
 	int64_t count, int64_t depth, int dtype) {
 	const int64_t apart = dtype == MPT_F32 ? 16 : 8;
-	for (; depth > 0; depth -= 4, from += 4 * step) {
+	for (; depth > 0; depth -= 4, from += 4 * step)
 		for (int64_t r = 0; r < width; r += 4, to += 16) {
 			const char *p = from + r / 4 * apart;
 			const int64_t n = count - r;
@@ -14135,11 +14084,9 @@ MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *fro
 			}
 			vst4_u16(to, quads);
 		}
-	}
 }
 
-MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, MPT__PACK_TAKES) {
 	const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
 	const char *from = mpt__gemm_at(side, outer, k);
 	const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -14231,15 +14178,12 @@ MPT__OP void mpt__bf16x4_store_both(void *p, v_f a, v_f b, int dtype) {
 	mpt__bf16x4_store_as(p, a, 4, dtype);
 	mpt__bf16x4_store_as((char *)p + 8, b, 4, dtype);
 }
-MPT__FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-									 int64_t j, int64_t rows, int64_t columns) {
-	mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x4_store_as,
-							 mpt__bf16x4_store_both);
+MPT__FN void mpt__bf16x4_finish_half(MPT__FINISH_TAKES) {
+	mpt__neon_gemm_finish_as(
+		MPT__FINISH_GIVES, MPT_BF16, mpt__bf16x4_store_as, mpt__bf16x4_store_both);
 }
-static void mpt__bf16x4_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-							   int64_t j, int64_t rows, int64_t columns) {
-	(g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
-																			   rows, columns);
+static void mpt__bf16x4_finish(MPT__FINISH_TAKES) {
+	(g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(MPT__FINISH_GIVES);
 }
 
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g);
@@ -14248,11 +14192,10 @@ static const mpt__gemm_level mpt__bf16x4_gemm_level = {
 	mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__bf16x4_pack,
 	mpt__neon_gemm_load, mpt__bf16x4_finish, NULL, mpt__bf16x4_choose, false, false, 0};
 
-/* Images that are packed for few products take more instructions than fp32 does; counted. */
+/* Images packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 	const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
-	const bool few =
-		g->a_image != NULL ? g->a_image->channels * g->n < 96 : g->b_image != NULL && g->m < 32;
+	const bool few = g->a_image ? g->a_image->channels * g->n < 96 : g->b_image && g->m < 32;
 	return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
@@ -14393,24 +14336,22 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 /* ----
  * cpu/gemm.c: matrix products from launches: blocks, threads, batches.
  *
- * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
- * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
- * is so small that packing would cost more than it saves, kernels read operands in place.
- * The road, the K blocks and the order of every sum depend on the problem and the level alone.
+ * Two roads. Packed: A and B are copied into panels (converted, rounded, transposed) that stay in
+ * cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension is too small
+ * for packing to pay, kernels read operands in place. The road, the K blocks and the order of every
+ * sum depend on the problem and the level alone.
  * ---- */
 
 #ifdef MPT__HAS_GEMM
 
 /* ==== The end of a product ==== */
 
-/* level->finish for any strides: where C or the bias is not contiguous along N, by way of rows that
-   are. */
-static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,
-	int64_t rows, int64_t columns) {
+/* level->finish where C or the bias is not contiguous along N, by way of rows that are. */
+static void mpt__gemm_finish(MPT__FINISH_TAKES) {
 	enum { WIDTH = 64 };
 	const int bytes = mpt__dtype_info[g->c_dtype].bytes;
 	const int64_t step = g->c_column * bytes;
-	if (g->c_image != NULL) {
+	if (g->c_image) {
 		mpt__gemm row = *g;
 		int64_t at[2];
 		row.c_image = NULL;
@@ -14420,11 +14361,11 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 		}
 		return;
 	}
-	if (g->c_column == 1 && (g->bias.data == NULL || g->bias.inner == 1)) {
-		g->level->finish(g, sum, ld, i, j, rows, columns);
+	if (g->c_column == 1 && (!g->bias.data || g->bias.inner == 1)) {
+		g->level->finish(MPT__FINISH_GIVES);
 		return;
 	}
-	for (int64_t r = 0; r < rows; r++) {
+	for (int64_t r = 0; r < rows; r++)
 		for (int64_t x = 0; x < columns; x += WIDTH) {
 			float bias[WIDTH], out[WIDTH];
 			char *c = g->c + (i + r) * g->c_row * bytes + (j + x) * step;
@@ -14432,21 +14373,18 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 			mpt__gemm dense = *g;
 			dense.c = (char *)out;
 			dense.bias.data = NULL;
-			if (g->bias.data != NULL) {
+			if (g->bias.data) {
 				const mpt__gemm_side row = {(const char *)bias, MPT_F32, 0, 0, 1};
 				g->level->load(bias, mpt__gemm_at(&g->bias, i + r, j + x), g->bias.inner, n,
 					g->bias.dtype, g->bias.round);
 				dense.bias = row;
 			}
-			for (int64_t e = 0; e < n; e++) {
+			for (int64_t e = 0; e < n; e++)
 				memcpy((char *)out + e * bytes, c + e * step, (size_t)bytes);
-			}
 			g->level->finish(&dense, sum + r * ld + x, ld, 0, 0, 1, n);
-			for (int64_t e = 0; e < n; e++) {
+			for (int64_t e = 0; e < n; e++)
 				memcpy(c + e * step, (char *)out + e * bytes, (size_t)bytes);
-			}
 		}
-	}
 }
 
 /* ==== The packed road ==== */
@@ -14461,22 +14399,21 @@ static void mpt__gemm_finish(const mpt__gemm *g, const float *sum, int64_t ld, i
 #define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
 
 /* Where the sums of products live until all of K has been seen. */
-typedef enum mpt__gemm_home {
+typedef enum {
 	MPT__GEMM_IN_C,     /* C is fp32, contiguous along N, and takes the plain sums */
 	MPT__GEMM_FINISH,   /* the same, but each tile is finished in place after the last K block */
 	MPT__GEMM_ON_STACK, /* one K block: in a tile that is finished at once */
 	MPT__GEMM_IN_PARTIAL
 } mpt__gemm_home;
 
-typedef struct mpt__gemm_layout {
+typedef struct {
 	int64_t m, n;             /* of a block of C */
 	int64_t depth;            /* of a K block */
 	int64_t pass;             /* K packed at a time: some K blocks */
 	int64_t a_panel, b_panel; /* bytes of a panel of A or B over a K block */
 	int64_t a, b, partial;    /* bytes of workspace */
 	mpt__gemm_home home;
-	/* One chunk has all columns or all rows of C: threads pack the panels of A, or of B, when they
-	   need them. */
+	/* One chunk has all columns or rows of C: threads pack panels of A, or of B, when needed. */
 	bool own_a, own_b;
 	bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
 	bool a_in_place; /* so are whole tiles of rows of A */
@@ -14484,7 +14421,7 @@ typedef struct mpt__gemm_layout {
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
-typedef struct mpt__gemm_watch {
+typedef struct {
 	int32_t refused; /* 1 once the level has refused a value: nothing more is computed */
 	bool dry;        /* only see whether it does */
 } mpt__gemm_watch;
@@ -14498,37 +14435,36 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
 	return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
 }
 
-/* Whether sums are chains over all of K, as in the reference: such a level has but one road. What C
-   held before is then no beginning of them. */
+/* Whether sums are chains over all of K, as in the reference: such a level has but one road, and
+   what C held before begins none of them. */
 static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
 	return (void)level, false;
 #else
-	return level->direct == NULL && level->unit == 1; /* tiles have units of 2 */
+	return !level->direct && level->unit == 1; /* tiles have units of 2 */
 #endif
 }
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
 	if (g->accumulate && mpt__gemm_chains(g->level)) return false;
-	return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
+	return g->alpha == 1.0f && !g->bias.data && g->activation == MPT_ACTIVATION_NONE &&
 		g->onto == 0;
 }
 
-/* Whether tiles read A where it lies: lines of elements. Those that are 2 KiB apart would drive
-   each other out of L1. (No bytes of workspace depend on it.) */
+/* Whether tiles read lines of A where they lie. Lines 2 KiB apart would drive each other out of L1.
+   (No bytes of workspace depend on it.) */
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
 	const int64_t unit = g->level->unit;
 	return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
-		g->a.round == 0 && g->a.inner == 1 && g->a_image == NULL &&
-		(g->a.outer | g->k) % unit == 0 && g->a.outer / unit % 512 != 0 &&
-		(uintptr_t)g->a.data % sizeof(float) == 0;
+		g->a.round == 0 && g->a.inner == 1 && !g->a_image && (g->a.outer | g->k) % unit == 0 &&
+		g->a.outer / unit % 512 != 0 && (uintptr_t)g->a.data % sizeof(float) == 0;
 }
 
 static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
 	const mpt__gemm_level *level = g->level;
 	mpt__gemm_layout lay;
 	const bool few_rows = g->m <= level->chunk_rows, few_columns = g->n <= level->chunk_rows;
-	/* A few rows of pairs stay near even if they are twice as long; measured. */
+	/* A few rows of pairs stay near at twice the length, too; measured. */
 	int64_t blocks = mpt__gemm_panels(g->k, level->depth << (few_rows && level->unit == 2));
 	lay.m = mpt__smaller_of(g->m, MPT__GEMM_BLOCK_M);
 	lay.n = mpt__smaller_of(g->n, MPT__GEMM_BLOCK_N);
@@ -14541,32 +14477,31 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
 	int64_t b_panels = mpt__gemm_panels(lay.n, level->columns) * k_blocks;
 	lay.own_a = few_columns && (g->m > g->n || !few_rows);
 	lay.own_b = few_rows && !lay.own_a;
-	lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && g->b_image == NULL &&
+	lay.b_in_place = lay.own_b && level->unit == 1 && g->b.outer == 1 && !g->b_image &&
 		g->b.dtype == MPT_F32 && g->b.round == 0;
 	lay.a_in_place = mpt__gemm_reads_a(g);
 	lay.a_panel = mpt__gemm_panel_bytes(level, lay.depth, level->rows);
 	lay.b_panel = mpt__gemm_panel_bytes(level, lay.depth, level->columns);
 	lay.a = lay.a_panel * (lay.own_a ? threads : a_panels);
 	lay.b = lay.b_panel * (lay.own_b ? threads : b_panels);
-	const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && g->c_image == NULL;
+	const bool as_floats = g->c_dtype == MPT_F32 && g->c_column == 1 && !g->c_image;
 	const bool far_away = g->m * g->n >= MPT__GEMM_FAR;
-	if (as_floats && mpt__gemm_is_plain(g)) {
+	if (as_floats && mpt__gemm_is_plain(g))
 		lay.home = MPT__GEMM_IN_C;
-	} else if (as_floats && (far_away || blocks > 1) && (!g->accumulate || g->onto != 0)) {
+	else if (as_floats && (far_away || blocks > 1) && (!g->accumulate || g->onto != 0))
 		lay.home = MPT__GEMM_FINISH;
-	} else {
+	else
 		lay.home = blocks == 1 ? MPT__GEMM_ON_STACK : MPT__GEMM_IN_PARTIAL;
-	}
 	lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
-		g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL && !g->accumulate &&
+		g->c_dtype == MPT_BF16 && g->c_column == 1 && !g->c_image && !g->accumulate &&
 		g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
-		(g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
+		(!g->bias.data || (g->bias.outer == 0 && g->bias.inner == 1));
 	lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
 	return lay;
 }
 
 /* One pass over a block of C. */
-typedef struct mpt__gemm_pass {
+typedef struct {
 	const mpt__gemm *g;
 	mpt__gemm_watch *watch;
 	mpt__gemm_layout lay;
@@ -14580,14 +14515,14 @@ typedef struct mpt__gemm_pass {
 	float *partial;
 } mpt__gemm_pass;
 
-/* Where a panel of A or B in a K block begins: all panels of one K block, then of the next. */
+/* Where a panel begins: all panels of one K block come before the next block's. */
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
 	return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
 			 : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
 }
 
-/* The first row, and how many, of the panel of A from row i on. Two panels share the last rows
-   evenly where both are then of the next smaller tile: the last alone would be nearly empty. */
+/* First row and rows of the panel of A from row i on. The last two share evenly where both are then
+   of the next smaller tile, as the last alone would be nearly empty. */
 static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
 	const int whole = p->g->level->rows, middle = p->g->level->middle;
 	if (i == p->even) i -= whole - middle;
@@ -14595,8 +14530,7 @@ static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
 	return i;
 }
 
-/* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
-   made of runs of as many k. */
+/* level->pack of a matrix that is gathered first, as much at a time as stays close. */
 static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, char *panel, bool b,
 	const mpt__gemm_side *side, const mpt__gemm_image *image, int64_t outer, int64_t count,
 	int64_t k, int64_t depth) {
@@ -14628,17 +14562,16 @@ static void mpt__gemm_pack(
 	const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
 	const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
 	const int64_t outer = (b ? p->j : p->i) + begin;
-	bool good = image != NULL
+	bool good = image
 		? mpt__gemm_pack_image(level, to, b, side, image, outer, count, p->k + k, depth)
 		: level->pack(to, b, side, outer, count, p->k + k, depth);
 	if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
 static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
+	MPT__TASK(mpt__gemm_pass, p);
 	int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
 	bool b = panel >= p->a_shared;
-	(void)thread;
 	panel += b ? -p->a_shared : p->a_panels - p->a_shared;
 	mpt__gemm_pack(p, b, block, panel, mpt__gemm_panel(p, b, block, panel));
 }
@@ -14653,9 +14586,8 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 #endif
 }
 
-/* What the tiles of a thread share. Sums that wait to be finished are so behind the next tile: the
-   two overlap. */
-typedef struct mpt__gemm_sums {
+/* What the tiles of a thread share. Sums are finished behind the next tile: the two overlap. */
+typedef struct {
 	MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
 	float bias[64]; /* of halves: of the columns from bias_at on, converted */
 	int64_t bias_at;
@@ -14666,14 +14598,14 @@ typedef struct mpt__gemm_sums {
 	int64_t k, depth;          /* the K block */
 	int how;
 	bool last, far_away; /* of K; of C */
-	/* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
-	   fetch: each one line in `unit` k. */
+	/* Lines of memory of the panel packed next, `step` bytes from k to k, which tiles fetch: each
+	   one line in `unit` k. */
 	const char *next;
 	int64_t step, fetched, lines;
 } mpt__gemm_sums;
 
 static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
-	if (s->sum != NULL) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
+	if (s->sum) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
 }
 
 /* Before the first tile of a thread. */
@@ -14686,8 +14618,7 @@ static void mpt__gemm_begin_sums(const mpt__gemm_pass *p, mpt__gemm_sums *s) {
 	s->turn = 0;
 	s->sum = NULL;
 	s->fetched = s->lines = 0;
-	s->far_away =
-		p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 && p->g->c_image == NULL;
+	s->far_away = p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 && !p->g->c_image;
 }
 
 /* Before the first tile of a K block. */
@@ -14711,7 +14642,7 @@ static void mpt__gemm_run_halves(
 	const mpt__gemm_pass *p, int64_t i, int64_t j, int rows, mpt__gemm_sums *s) {
 	const mpt__gemm *g = p->g;
 	const int columns = g->level->columns;
-	if (g->bias.data != NULL && s->bias_at != j) {
+	if (g->bias.data && s->bias_at != j) {
 		g->level->load(
 			s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype, g->bias.round);
 		s->bias_at = j;
@@ -14770,18 +14701,17 @@ static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, co
 	s->rows = rows, s->columns = columns;
 }
 
-/* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
+/* Has tiles fetch what a thread packs after this panel, if its lines are far apart. */
 static void mpt__gemm_look_ahead(
 	const mpt__gemm_pass *p, bool b, int64_t block, int64_t at, mpt__gemm_sums *sums) {
 	const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
 	const int64_t width = b ? p->g->level->columns : p->g->level->rows;
 	const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
 	int64_t k = p->k, outer = (b ? p->j : p->i) + at;
-	if (block + 1 < p->k_blocks) {
+	if (block + 1 < p->k_blocks)
 		k += (block + 1) * p->lay.depth;
-	} else {
+	else
 		outer += width;
-	}
 	sums->fetched = sums->lines = 0;
 	sums->step = side->inner * bytes;
 	if (!p->g->level->in_place || side->outer != 1 || p->g->k * sums->step < MPT__GEMM_AHEAD ||
@@ -14792,7 +14722,7 @@ static void mpt__gemm_look_ahead(
 	sums->lines *= p->g->level->unit;
 }
 
-/* The bracket of thread 0, the one that called, stands around the whole product. */
+/* The bracket of thread 0, the caller, stands around the whole product. */
 static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
 	const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
 	const mpt__gemm_level *level = p->g->level;
@@ -14801,13 +14731,13 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
 	const int64_t i0 = chunk / across * p->chunk_m, j0 = chunk % across * p->chunk_n;
 	const int64_t i1 = mpt__smaller_of(i0 + p->chunk_m, p->m);
 	const int64_t j1 = mpt__smaller_of(j0 + p->chunk_n, p->n);
-	/* The outer loop runs over panels of B, or of A: the side that threads pack themselves. */
+	/* The outer loop runs over panels of the side that threads pack themselves. */
 	const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
 	const int64_t step = by_b ? level->columns : level->rows;
 	mpt__gemm_sums sums;
 	mpt__gemm_begin_sums(p, &sums);
-	if (thread > 0 && level->bracket != NULL) level->bracket(true);
-	for (int64_t at = begin; at < end; at += step) {
+	if (thread > 0 && level->bracket) level->bracket(true);
+	for (int64_t at = begin; at < end; at += step)
 		for (int64_t block = 0; block < p->k_blocks; block++) {
 			char *packed = mpt__gemm_panel(p, by_b, own ? 0 : block, own ? thread : at / step);
 			const char *panel = packed;
@@ -14833,22 +14763,21 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
 				}
 			}
 		}
-	}
 	mpt__gemm_finish_sums(p->g, &sums);
-	if (thread > 0 && level->bracket != NULL) level->bracket(false);
+	if (thread > 0 && level->bracket) level->bracket(false);
 }
 
 /* mpt__parallel, or a plain loop where there is no pool. */
 static void mpt__gemm_for(
 	mpt__pool *pool, int64_t count, int64_t cost, mpt__chunk_fn fn, void *work) {
-	if (pool != NULL) {
+	if (pool) {
 		mpt__parallel(pool, count, cost, fn, work);
 	} else {
 		for (int64_t i = 0; i < count; i++) fn(work, i, 0);
 	}
 }
 
-/* One pass; false where nothing more is to be done because a value was refused. */
+/* One pass; false where a value was refused. */
 static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
 	const mpt__gemm_level *level = p->g->level;
 	p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
@@ -14888,19 +14817,18 @@ static void mpt__gemm_packed(
 	p.a = workspace;
 	p.b = workspace + p.lay.a;
 	p.partial = (float *)(void *)(workspace + p.lay.a + p.lay.b);
-	if (g->level->bracket != NULL) g->level->bracket(true);
+	if (g->level->bracket) g->level->bracket(true);
 	for (p.i = 0; p.i < g->m; p.i += p.lay.m) {
 		p.m = mpt__smaller_of(p.lay.m, g->m - p.i);
 		p.a_panels = mpt__gemm_panels(p.m, g->level->rows);
 		for (p.j = 0; p.j < g->n; p.j += p.lay.n) {
 			p.n = mpt__smaller_of(p.lay.n, g->n - p.j);
 			p.b_panels = mpt__gemm_panels(p.n, g->level->columns);
-			for (p.k = 0; p.k < g->k; p.k += p.lay.pass) {
+			for (p.k = 0; p.k < g->k; p.k += p.lay.pass)
 				if (!mpt__gemm_run_pass(&p, pool)) break;
-			}
 		}
 	}
-	if (g->level->bracket != NULL) g->level->bracket(false);
+	if (g->level->bracket) g->level->bracket(false);
 }
 
 /* ==== The direct road ==== */
@@ -14914,7 +14842,7 @@ static void mpt__gemm_packed(
 #endif
 #define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
 
-typedef struct mpt__gemm_direct {
+typedef struct {
 	const mpt__gemm *g;
 	bool dots, by_rows;  /* which kernel; which side is chunked: A by rows or B by columns */
 	bool in_place;       /* the kernel converts what it loads of that side, as it loads it once */
@@ -14931,7 +14859,7 @@ static bool mpt__gemm_needs_copy(const mpt__gemm_side *s, bool in_place) {
 /* Whether the direct road is open and pays; measured. */
 static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
 	*dots = g->a.inner == 1 && g->b.inner == 1 && g->b.outer != 1;
-	if (g->level->direct == NULL || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
+	if (!g->level->direct || g->k > MPT__GEMM_DIRECT_DEPTH) return false;
 	if (g->a_image || g->b_image || g->c_image) return false;
 	/* Pairs of halves are worth packing for all but the least. */
 	if (g->level->element == 2 && g->m > 2 && g->n > MPT__GEMM_DIRECT_WIDTH && g->k > 4 &&
@@ -14942,8 +14870,8 @@ static bool mpt__gemm_goes_direct(const mpt__gemm *g, bool *dots) {
 	return g->m <= 16 || g->n <= 16 || g->k <= 32;
 }
 
-/* Makes `side` an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to
-   `to` with the contiguous direction kept. */
+/* `side` as an fp32 matrix of `count` outer elements from `outer` on: in place, or copied to `to`
+   in the same direction. */
 static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_side *side,
 	bool in_place, int64_t outer, int64_t count, float *to) {
 	mpt__gemm_side out = *side;
@@ -14983,7 +14911,7 @@ static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
 	}
 }
 
-/* c[m, n] = the plain sums of products of m rows of A and n columns of B, any number of each. */
+/* c[m, n] = plain sums of products of any m rows of A and n columns of B. */
 static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64_t k,
 	const mpt__gemm_side *a, int64_t m, const mpt__gemm_side *b, int64_t n, float *c, int64_t ldc) {
 	const int64_t across = !dots ? level->columns : m > 1 ? 4 : n;
@@ -15021,10 +14949,10 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
 		mpt__gemm_direct_sums(g->level, d->dots, g->k, a, m, b, n, c, g->c_row);
 		return;
 	}
-	/* Tiles as wide as they may be, so that they are finished in whole vectors. */
+	/* The widest tiles, so that they are finished in whole vectors. */
 	const int64_t wide = 64, high = MPT__GEMM_MAX_TILE / wide, across = mpt__smaller_of(n, wide);
 	int64_t down = m <= high ? high : MPT__GEMM_MAX_TILE / across / 2 * 2;
-	for (int64_t j = 0; j < n; j += across) {
+	for (int64_t j = 0; j < n; j += across)
 		for (int64_t i = 0; i < m; i += down) {
 			int64_t rows = mpt__smaller_of(down, m - i), columns = mpt__smaller_of(across, n - j);
 			mpt__gemm_side a_part = *a, b_part = *b;
@@ -15034,7 +14962,6 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
 				g->level, d->dots, g->k, &a_part, rows, &b_part, columns, tile, across);
 			mpt__gemm_finish(g, tile, across, i0 + i, j0 + j, rows, columns);
 		}
-	}
 }
 
 /* Fills all but the pointers; returns the floats of workspace. */
@@ -15068,11 +14995,10 @@ static void mpt__gemm_run_direct(const mpt__gemm *g, bool dots, mpt__pool *pool,
 	d.copies = workspace;
 	d.a = g->a;
 	d.b = g->b;
-	if (d.by_rows) {
+	if (d.by_rows)
 		d.b = mpt__gemm_as_floats(g, &g->b, false, 0, g->n, shared);
-	} else {
+	else
 		d.a = mpt__gemm_as_floats(g, &g->a, false, 0, g->m, shared);
-	}
 	mpt__gemm_for(
 		pool, mpt__gemm_panels(size, d.chunk), g->m * g->n / 16 * g->k, mpt__gemm_direct_chunk, &d);
 }
@@ -15088,14 +15014,14 @@ static MPT__INLINE void mpt__gemm_read_side(mpt__gemm_side *side, const mpt__ope
 	side->inner = o->stride[inner];
 }
 
-/* Batch dimensions that A and C run through as if they were rows of one matrix are made so. */
+/* Batch dimensions along which A and C go on as rows of one matrix become rows. */
 static void mpt__gemm_fold_batch(mpt__gemm *g) {
 	while (g->batch_rank > 0) {
 		int last = g->batch_rank - 1;
 		const int64_t *s = g->batch_stride[last];
 		if (g->batch_size[last] != 1 &&
 			(s[1] != 0 || s[0] != g->m * g->a.outer || s[3] != g->m * g->c_row ||
-				(g->bias.data != NULL && s[2] != g->m * g->bias.outer))) {
+				(g->bias.data && s[2] != g->m * g->bias.outer))) {
 			return;
 		}
 		g->m *= g->batch_size[last];
@@ -15104,7 +15030,7 @@ static void mpt__gemm_fold_batch(mpt__gemm *g) {
 	}
 }
 
-/* False where the launch is not for this level. data may be NULL: then only sizes count. */
+/* False where the launch is not for this level. data NULL: only sizes count. */
 static bool mpt__gemm_read(
 	mpt__gemm *g, const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
 	const mpt__operand *o = launch->operand;
@@ -15138,9 +15064,7 @@ static bool mpt__gemm_read(
 	for (int i = 0; i < g->batch_rank; i++) {
 		g->batch_size[i] = o[3].shape[i];
 		g->batch_count *= o[3].shape[i];
-		for (int j = 0; j < 4; j++) {
-			g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
-		}
+		for (int j = 0; j < 4; j++) g->batch_stride[i][j] = j == 2 && !biased ? 0 : o[j].stride[i];
 	}
 	if (g->m == 0 || g->n == 0 || g->batch_count == 0) {
 		g->batch_count = 0;
@@ -15160,7 +15084,7 @@ static bool mpt__gemm_read(
 			g->batch_stride[i][0] = g->batch_stride[i][1], g->batch_stride[i][1] = stride;
 		}
 	}
-	g->level = level->choose != NULL ? level->choose(g) : level;
+	g->level = level->choose ? level->choose(g) : level;
 	return g->level != NULL;
 }
 
@@ -15169,11 +15093,9 @@ static void mpt__gemm_run_one(
 	bool dots;
 	if (g->k == 0) {
 		float zeros[64] = {0};
-		for (int64_t i = 0; i < g->m; i++) {
-			for (int64_t j = 0; j < g->n; j += 64) {
+		for (int64_t i = 0; i < g->m; i++)
+			for (int64_t j = 0; j < g->n; j += 64)
 				mpt__gemm_finish(g, zeros, 0, i, j, 1, mpt__smaller_of(64, g->n - j));
-			}
-		}
 	} else if (mpt__gemm_goes_direct(g, &dots)) {
 		mpt__gemm_run_direct(g, dots, pool, (float *)(void *)workspace);
 	} else {
@@ -15181,25 +15103,24 @@ static void mpt__gemm_run_one(
 	}
 }
 
-/* Bytes of workspace for one product with this many threads; a multiple of 64. */
+/* Workspace of one product with so many threads, a multiple of 64 bytes. */
 static int64_t mpt__gemm_bytes(const mpt__gemm *g, int threads) {
 	bool dots;
 	mpt__gemm_direct d;
 	if (g->k == 0) return 0;
-	if (mpt__gemm_goes_direct(g, &dots)) {
+	if (mpt__gemm_goes_direct(g, &dots))
 		return mpt__gemm_direct_plan(g, dots, threads, &d) * (int64_t)sizeof(float);
-	}
 	mpt__gemm_layout lay = mpt__gemm_lay_out(g, threads);
 	return lay.a + lay.b + mpt__round_up(lay.partial, 64);
 }
 
-/* Whether the products of a batch go to threads whole, rather than each one in pieces. */
+/* Whether threads take products of a batch whole. */
 static bool mpt__gemm_splits_batch(const mpt__gemm *g) {
 	return g->batch_count > 1 &&
 		g->m * g->n * g->k <= g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST * 16;
 }
 
-typedef struct mpt__gemm_batch {
+typedef struct {
 	const mpt__gemm *g;
 	mpt__pool *pool;
 	char *workspace;
@@ -15215,9 +15136,8 @@ static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
 		chunk /= g.batch_size[i];
 		g.a.data += at * g.batch_stride[i][0] * mpt__dtype_info[g.a.dtype].bytes;
 		g.b.data += at * g.batch_stride[i][1] * mpt__dtype_info[g.b.dtype].bytes;
-		if (g.bias.data != NULL) {
+		if (g.bias.data)
 			g.bias.data += at * g.batch_stride[i][2] * mpt__dtype_info[g.bias.dtype].bytes;
-		}
 		g.c += at * g.batch_stride[i][3] * mpt__dtype_info[g.c_dtype].bytes;
 	}
 	mpt__gemm_run_one(&g, batch->pool, batch->workspace + thread * batch->bytes, batch->watch);
@@ -15240,21 +15160,21 @@ static void mpt__gemm_run_batch(const mpt__gemm *g, mpt__pool *pool, mpt__gemm_b
 	}
 }
 
-/* Plain fp32 products of a few rows, columns or steps, for which the rest of this room would ask
-   more than they compute; the same sums. False: this is none. data NULL: only says so. */
+/* Plain fp32 products of a few rows, columns or steps, for which the roads above would ask more
+   than they compute; the same sums. False: this is none. data NULL: only says so. */
 static bool mpt__gemm_tiny(
 	const mpt__gemm_level *level, const mpt__launch *launch, void *const *data) {
 	enum { MOST = 64 };
 	const mpt__operand *a = launch->operand, *b = a + 1, *c = a + 3;
 	const int64_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
 	const bool dots = a->stride[1] == 1 && b->stride[0] == 1 && b->stride[1] != 1;
-	if (level->direct == NULL || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
+	if (!level->direct || c->rank != 2 || a[2].storage != 0 || launch->activation != 0 ||
 		launch->imm[0] != 1.0 || launch->index[0] != 0 || launch->compute_dtype != MPT_F32 ||
 		a->dtype != MPT_F32 || b->dtype != MPT_F32 || c->dtype != MPT_F32 || m > MOST || n > MOST ||
 		k > MOST || k == 0 || c->access == MPT__ACCUMULATE || c->stride[1] != 1 ||
 		!(dots || b->stride[1] == 1) || !(m <= 16 || n <= 16 || (k <= 32 && !dots)))
 		return false;
-	if (data == NULL) return true;
+	if (!data) return true;
 	const mpt__gemm_side as = {(const char *)data[0], MPT_F32, 0, a->stride[0], a->stride[1]};
 	const mpt__gemm_side bs = {(const char *)data[1], MPT_F32, 0, b->stride[1], b->stride[0]};
 	mpt__gemm_direct_sums(level, dots, k, &as, m, &bs, n, (float *)data[3], c->stride[0]);
@@ -15322,7 +15242,7 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
 
 #define MPT__SEQUENCE_TILES 4 /* of sequences that a thread goes through at a time */
 
-typedef struct mpt__cpu_sequences {
+typedef struct {
 	mpt__cpu_cells cells;
 	const mpt__gemm_level *level;
 	mpt__gemm_side weight;                          /* as B */
@@ -15341,8 +15261,8 @@ static const mpt__gemm_level *mpt__sequence_level(
 	g.a.dtype = g.b.dtype = dtype;
 	g.m = m, g.n = n, g.k = g.a.outer = k;
 	g.a.inner = g.b.outer = 1;
-	if (level->choose != NULL) level = level->choose(&g);
-	return level == NULL || level->refuses ? NULL : level;
+	if (level->choose) level = level->choose(&g);
+	return !level || level->refuses ? NULL : level;
 }
 
 static bool mpt__sequences_read(
@@ -15383,15 +15303,15 @@ static int64_t mpt__sequences_workspace(
 static mpt__cpu_view mpt__sequences_view(
 	const mpt__cpu_sequences *s, int k, int64_t t, int64_t row) {
 	mpt__cpu_view view = s->cells.view[k];
-	if (view.data != NULL)
+	if (view.data)
 		view.data = (char *)view.data +
 			(t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
 	return view;
 }
 
-/* Lines of 64 bytes, to be fetched one after the other: what step `t` has of the sequences from
-   `row` on, operand by operand, where they lie together. */
-typedef struct mpt__sequences_ahead {
+/* Lines of 64 bytes to be fetched: what step `t` has of the sequences from `row` on, operand by
+   operand, where they lie together. */
+typedef struct {
 	int64_t t, row, lines;
 	int operand;
 	const char *at;
@@ -15411,7 +15331,7 @@ static void mpt__sequences_fetch(const mpt__cpu_sequences *s, mpt__sequences_ahe
 	ahead->at += 64 * lines, ahead->lines -= lines;
 }
 
-/* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t is next. */
+/* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t comes next. */
 static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_side *a,
 	int64_t row, int64_t rows, float *c, int64_t ldc, int how, char *room, int64_t t) {
 	mpt__sequences_ahead ahead = {t, row, 0, 0, NULL};
@@ -15466,7 +15386,7 @@ static void mpt__sequences_forward(
 	char *room = s->rooms + thread * s->room;
 	float *sums = (float *)(void *)room;
 	const int64_t ld = mpt__round_up(s->n, s->level->columns);
-	const int cell = s->cells.cell, kept = s->cells.view[7].data != NULL ? 7 : 5;
+	const int cell = s->cells.cell, kept = s->cells.view[7].data ? 7 : 5;
 	for (int64_t step = 0, last = 0; step < s->steps; step++) {
 		const int64_t t = s->reverse ? s->steps - 1 - step : step;
 		const int before = step == 0 ? 3 : kept, inner = step == 0 ? 8 : 4;
@@ -15475,7 +15395,7 @@ static void mpt__sequences_forward(
 		for (int k = 0; k < 8; k++) c.view[k] = mpt__sequences_view(s, k, t, row);
 		c.now = t;
 		memset(&c.view[1], 0, sizeof c.view[1]);
-		if (state.data != NULL) {
+		if (state.data) {
 			const mpt__gemm_side a = mpt__sequences_rows(s, before, &state);
 			mpt__sequences_product(s, &a, row, rows, sums, ld, MPT__GEMM_ROOM, room + s->sums,
 				t + (s->reverse ? -1 : 1));
@@ -15496,7 +15416,7 @@ static void mpt__sequences_backward(
 	const mpt__cpu_sequences *s, int64_t row, int64_t rows, int thread) {
 	const int cell = s->cells.cell, of = cell == MPT__CELL_GRU ? 2 : 1;
 	const int before = cell == MPT__CELL_LSTM ? 4 : 7;
-	const bool adds = cell == MPT__CELL_GRU || s->cells.view[8].data != NULL;
+	const bool adds = cell == MPT__CELL_GRU || s->cells.view[8].data;
 	for (int64_t step = s->steps - 1; step >= 0; step--) {
 		const int64_t t = s->reverse ? s->steps - 1 - step : step,
 					  last = s->reverse ? t + 1 : t - 1;
@@ -15517,12 +15437,12 @@ static void mpt__sequences_backward(
 static void mpt__sequences_chunk(void *work, int64_t chunk, int thread) {
 	const mpt__cpu_sequences *s = (const mpt__cpu_sequences *)work;
 	const int64_t row = chunk * s->chunk, rows = mpt__smaller_of(s->chunk, s->batch - row);
-	if (s->level->bracket != NULL) s->level->bracket(true);
+	if (s->level->bracket) s->level->bracket(true);
 	if (s->cells.backward)
 		mpt__sequences_backward(s, row, rows, thread);
 	else
 		mpt__sequences_forward(s, row, rows, thread);
-	if (s->level->bracket != NULL) s->level->bracket(false);
+	if (s->level->bracket) s->level->bracket(false);
 }
 
 static void mpt__cpu_sequences_run(const mpt__cpu_call *call) {
@@ -15580,15 +15500,14 @@ static void mpt__cpu_add_sequences(mpt__cpu *cpu, const mpt__gemm_level *level) 
  * kernel. Images are never written down as matrices. Products go line by line where that pays, the
  * image read where it lies but for its padding, or pixel by pixel of all images where those are
  * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
- * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
- * problem and the level alone.
+ * pixels. The order of every sum depends on the problem and the level alone.
  * ---- */
 
 #ifndef MPTRAIN_NO_CONV
 
 /* ==== What a launch asks for ==== */
 
-typedef struct mpt__conv {
+typedef struct {
 	const mpt__launch *launch;
 	int64_t n, x[3], y[3]; /* images; lines, pixels and channels of the two sides */
 	int64_t kernel[2], stride[2], padding[2], dilation[2];
@@ -15617,9 +15536,8 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
 
 static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c->out == 1; }
 
-/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Not to be copied: the pointers are to its own
-   images. */
-typedef struct mpt__conv_product {
+/* C[m, n] = act(A[m, k] B[k, n] + bias + more). Points to its own images: not to be copied. */
+typedef struct {
 	int64_t m, n, k;
 	mpt__gemm_side a, b, bias;
 	char *c, *more; /* more: what is added, lying as C does; NULL: nothing */
@@ -15629,7 +15547,7 @@ typedef struct mpt__conv_product {
 	int64_t kernel[2], kernel_step[2]; /* the kernel's element at tap 0; from tap to tap */
 } mpt__conv_product;
 
-/* The matrix of an image of that many channels, of which a group has `channels`. */
+/* The matrix of an image of so many channels, of which a group has `channels`. */
 static void mpt__conv_image(mpt__gemm_image *g, const int64_t size[3], int64_t channels) {
 	g->channels = channels;
 	g->step[0] = size[1] * size[2], g->step[1] = size[2];
@@ -15637,8 +15555,8 @@ static void mpt__conv_image(mpt__gemm_image *g, const int64_t size[3], int64_t c
 	g->size[0] = size[0], g->size[1] = size[1];
 }
 
-/* Dimension d of a phase: the elements of the kernel whose taps fall on pixels, from the last one
-   down, so that taps ascend. */
+/* Dimension d of a phase: the kernel's elements whose taps fall on pixels, from the last down, so
+   that taps ascend. */
 static void mpt__conv_phase(const mpt__conv *c, int d, int64_t phase, mpt__conv_product *p) {
 	const int64_t stride = c->stride[d], dilation = c->dilation[d], to = phase + c->padding[d];
 	int64_t first = 0, step = 1, count = 0;
@@ -15685,7 +15603,7 @@ static char *mpt__conv_target(const mpt__conv *c, void *const *data, int operand
 	return data ? (char *)data[operand] + from * bytes : NULL;
 }
 
-/* The product of a group and a phase; data may be NULL: then only sizes count. */
+/* The product of a group and a phase; data may be NULL, where only sizes count. */
 static void mpt__conv_product_of(
 	const mpt__conv *c, void *const *data, int64_t index, mpt__conv_product *p) {
 	const int kernel = c->launch->kernel;
@@ -15757,7 +15675,7 @@ static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
 
 /* ==== Products of the reference level ==== */
 
-typedef struct mpt__ref_conv_work {
+typedef struct {
 	const mpt__launch *launch;
 	mpt__conv_product product;
 	mpt__cpu_view out;
@@ -15771,7 +15689,7 @@ static void mpt__cpu_conv_load(const mpt__gemm_side *part, int64_t step, mpt__re
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
-	const mpt__ref_conv_work *w = (const mpt__ref_conv_work *)work;
+	MPT__TASK(mpt__ref_conv_work, w);
 	const mpt__conv_product *p = &w->product;
 	mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
 	mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N], more[MPT__GEMM_N];
@@ -15781,7 +15699,6 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 	const int64_t rows = mpt__cpu_min(MPT__GEMM_M, p->m - m0);
 	const int64_t columns = mpt__cpu_min(MPT__GEMM_N, p->n - n0);
 	mpt__gemm_side part;
-	(void)thread;
 	memset(sum, 0, sizeof sum);
 	for (int64_t k0 = 0; k0 < p->k; k0 += MPT__GEMM_K) {
 		const int64_t k = mpt__cpu_min(MPT__GEMM_K, p->k - k0);
@@ -15795,16 +15712,16 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 		}
 		mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
 	}
-	if (p->bias.data != NULL) {
+	if (p->bias.data) {
 		part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
 		mpt__cpu_conv_load(&part, 1, bias, columns);
 	}
 	for (int64_t i = 0; i < rows; i++) {
 		int64_t at[2], to = (m0 + i) * p->c_row;
-		if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
-		for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
-		if (p->more != NULL) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
-		for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
+		if (p->c_image) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
+		for (int64_t j = 0; p->bias.data && j < columns; j++) sum[i][j] += bias[j];
+		if (p->more) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
+		for (int64_t j = 0; p->more && j < columns; j++) sum[i][j] += more[j];
 		for (int64_t j = 0; relu && j < columns; j++)
 			if (sum[i][j] <= 0) sum[i][j] = 0;
 		mpt__cpu_put(&w->out, to + n0, 1, sum[i], columns);
@@ -15813,11 +15730,11 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 
 /* ==== Lines of pixels ====
  *
- * The taps of a line of pixels on a line of the image are runs of channels, one behind the other.
- * Kernels read them where they lie; what hangs over the edge or is not of the type computed in is
- * copied, once, to lines with room for the padding. */
+ * The taps of a line of pixels on a line of the image are runs of channels, which kernels read
+ * where they lie. What hangs over the edge or has another type is copied, once, to lines with room
+ * for the padding. */
 
-typedef struct mpt__conv_lines {
+typedef struct {
 	const mpt__gemm_image *x;   /* what taps are of */
 	const mpt__gemm_side *side; /* where it lies */
 	const mpt__routines *routines;
@@ -15836,7 +15753,7 @@ typedef struct mpt__conv_lines {
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
 #define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
 
-/* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
+/* cost: ns of a line, about; unit: elements of a word, 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
 	const mpt__gemm_side *side, const mpt__conv *c, int64_t cost, int64_t unit) {
 	const int64_t reach = (x->taps[1] - 1) * x->apart[1] + 1;
@@ -15926,7 +15843,7 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
 	}
 }
 
-/* What is read or written soon: lines are too short for the hardware to see them coming. */
+/* Lines are too short for the hardware to see coming what is read or written soon. */
 static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_t from, int64_t n) {
 #if defined(__GNUC__)
 	const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
@@ -15936,7 +15853,7 @@ static MPT__FORCE_INLINE void mpt__conv_fetch(const mpt__gemm_side *side, int64_
 #endif
 }
 
-/* The line of the grid's number `line` begins: its image, and in y the line of its first tap. */
+/* The image in which line `line` of the grid begins, and in y the line of its first tap. */
 static int64_t mpt__conv_begin_line(
 	const mpt__conv_lines *l, int64_t line, int64_t *y, int64_t *loaded) {
 	const int64_t at = line % l->x->grid[0];
@@ -15946,7 +15863,7 @@ static int64_t mpt__conv_begin_line(
 	return line / l->x->grid[0];
 }
 
-/* The first tap of line y of image n; `ring` has the lines before `loaded`, and room for one. */
+/* The first tap of line y of image n; `ring` has the lines before `loaded`. */
 static const char *mpt__conv_line(
 	const mpt__conv_lines *l, char *ring, int64_t n, int64_t y, int64_t *loaded) {
 	const mpt__gemm_image *x = l->x;
@@ -15980,7 +15897,7 @@ static const char *mpt__conv_line(
 #define MPT__DEPTH_TAPS 32 /* taps, or pixels of a gradient of weights, at a time */
 
 /* Of a convolution of one group that has all channels. */
-typedef struct mpt__depthwise {
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__conv conv;
 	mpt__conv_product product;
@@ -15998,7 +15915,7 @@ static void mpt__depth_end(
 	mpt__real block[MPT__BLOCK];
 	mpt__cpu_view more = w->out;
 	more.data = w->product.more;
-	if (more.data != NULL)
+	if (more.data)
 		routines->binary[MPT__BINARY_ADD](x, x, mpt__cpu_in(&more, to, 1, block, m), m, 0, 0);
 	if (relu) routines->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
 	mpt__cpu_put(&w->out, to, 1, x, m);
@@ -16019,7 +15936,7 @@ static void mpt__depth_line(
 	const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
 	const mpt__real *tap[MPT__DEPTH_TAPS];
 	mpt__product_sums p;
-	if (to != NULL) {
+	if (to) {
 		pixel = mpt__gemm_pixel(to, line * g->grid[1], at);
 		step = to->stride[1] * to->step[1];
 	}
@@ -16047,13 +15964,11 @@ static void mpt__depth_line(
 		p.start = p.out, p.start_step = p.out_step;
 	} while (t < taps);
 	const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
-	if (p.out != apart && !relu && w->product.more == NULL) return;
-	for (int64_t i = 0; i < p.count; i++) {
-		for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
+	if (p.out != apart && !relu && !w->product.more) return;
+	for (int64_t i = 0; i < p.count; i++)
+		for (int64_t c = 0; c < channels; c += MPT__BLOCK)
 			mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
 				mpt__cpu_min(MPT__BLOCK, channels - c), relu);
-		}
-	}
 }
 
 /* Adds what a line of dy gives the gradients of all taps. */
@@ -16096,15 +16011,14 @@ static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
 	int64_t loaded = 0;
 	if (weights) memset(sum, 0, (size_t)sums * sizeof *sum);
 	for (int64_t line = chunk * l->chunk; line < end; line++) {
-		if (weights) {
+		if (weights)
 			mpt__depth_weights(w, line, ring, &loaded, sum);
-		} else {
+		else
 			mpt__depth_line(w, line, ring, &loaded);
-		}
 	}
 }
 
-/* The kernel's elements that the taps of a phase use, as [taps, channels], and the bias. */
+/* The elements that the taps of a phase use, as [taps, channels], and the bias. */
 static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
 	const mpt__conv_product *p = &w->product;
 	const mpt__operand *o = &w->conv.launch->operand[1];
@@ -16118,10 +16032,10 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
 		mpt__cpu_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
 	}
 	memset(to, 0, (size_t)channels * sizeof *to);
-	if (p->bias.data != NULL) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
+	if (p->bias.data) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
 }
 
-/* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
+/* A depthwise convolution's needs for a phase; call may be NULL, where only sizes count. */
 static void mpt__depth_plan(
 	mpt__depthwise *w, const mpt__conv *conv, const mpt__cpu_call *call, int64_t phase) {
 	w->call = call;
@@ -16143,15 +16057,12 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
 	const mpt__gemm_image *g = w->lines.x;
 	const int64_t taps = g->taps[0] * g->taps[1], numel = taps * g->channels;
 	mpt__real *sum = w->memory;
-	for (int64_t s = 1; s < w->lines.chunks; s++) {
+	for (int64_t s = 1; s < w->lines.chunks; s++)
 		w->call->routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
-	}
-	for (int64_t t = 0; t < taps; t++) {
-		for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
+	for (int64_t t = 0; t < taps; t++)
+		for (int64_t c = 0; c < g->channels; c += MPT__BLOCK)
 			mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
 				mpt__cpu_min(MPT__BLOCK, g->channels - c));
-		}
-	}
 }
 
 static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
@@ -16163,8 +16074,7 @@ static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
 		const mpt__gemm_image *g = w.lines.x;
 		const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
 		if (!weights) mpt__depth_lay_out(&w, w.memory);
-		mpt__parallel(
-			call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0), mpt__depth_chunk, &w);
+		mpt__cpu_for(call, w.lines.chunks, products, 1.0, mpt__depth_chunk, &w);
 		if (weights) mpt__depth_add_slices(&w);
 	}
 }
@@ -16210,21 +16120,21 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
 
 #endif
 /* ----
- * cpu/planes.c: convolutions of images that lie channel by channel: which lines and images a
- * level's routine takes at a time (cpu/template/planes.c).
+ * cpu/planes.c: convolutions of images that lie channel by channel: what a level's routine takes at
+ * a time (cpu/template/planes.c).
  * ---- */
 
 #if !defined(MPTRAIN_NO_CONV) && defined(MPT__HAS_GEMM)
 
-#define MPT__PLANES_TILE 64      /* pixels of a strip that the widest level takes at a time */
-#define MPT__PLANES_IMAGES 16    /* the most images of a strip */
-#define MPT__PLANES_ROOM 49152   /* floats of the strips of a task, about: the second cache's */
-#define MPT__PLANES_SLICES 16    /* sums of their own that a gradient of weights has, at most */
+#define MPT__PLANES_TILE 64    /* pixels of a strip that the widest level takes at a time */
+#define MPT__PLANES_IMAGES 16  /* the most images of a strip */
+#define MPT__PLANES_ROOM 49152 /* floats of the strips of a task, about: the second cache's */
+#define MPT__PLANES_SLICES 16  /* sums of their own that a gradient of weights has, at most */
 
-typedef struct mpt__planes_work {
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__conv conv;
-	mpt__planes all; /* of the first task */
+	mpt__planes all;                     /* of the first task */
 	int64_t lines, images, bands, tasks; /* of a task; of an image; of a group of channels */
 	int64_t numel, slices, each;         /* elements of the weights; tasks of a slice */
 	int64_t shared, own;                 /* floats: of all threads, of each */
@@ -16247,8 +16157,8 @@ static void mpt__planes_side(mpt__plane_side *s, const mpt__conv *c, int operand
 static int64_t mpt__planes_images(const mpt__planes *p, int64_t n) {
 	int64_t best = 1, least = INT64_MAX;
 	for (int64_t m = 1; m <= n && m <= MPT__PLANES_IMAGES; m++) {
-		const int64_t wide = (m - 1) * p->step + p->y.size[1];
-		const int64_t tiles = mpt__cpu_chunks(n, m) * mpt__cpu_chunks(wide, MPT__PLANES_TILE);
+		const int64_t tiles = mpt__cpu_chunks(n, m) *
+			mpt__cpu_chunks((m - 1) * p->step + p->y.size[1], MPT__PLANES_TILE);
 		if (tiles < least) best = m, least = tiles;
 	}
 	return best;
@@ -16296,7 +16206,7 @@ static int64_t mpt__planes_workspace(const mpt__launch *launch, int threads) {
 	return (w.shared + threads * w.own) * (int64_t)sizeof(float);
 }
 
-/* The weights as tiles take them, those of each group behind those of the one before; biases. */
+/* The weights as tiles take them, group behind group; biases. */
 static void mpt__planes_weights(const mpt__planes_work *w) {
 	const mpt__conv *c = &w->conv;
 	const mpt__planes *p = &w->all;
@@ -16307,9 +16217,8 @@ static void mpt__planes_weights(const mpt__planes_work *w) {
 	float *to = w->memory, *from = to + w->numel, *biases = from + w->numel;
 	mpt__conv_floats(w->call->routines, &weights, 0, from, w->numel);
 	memset(biases, 0, (size_t)(p->out * c->groups) * sizeof *biases);
-	if (bias.data != NULL)
-		mpt__conv_floats(w->call->routines, &bias, 0, biases, p->out * c->groups);
-	for (int64_t g = 0; g < c->groups; g++, from += p->out * p->in * taps) {
+	if (bias.data) mpt__conv_floats(w->call->routines, &bias, 0, biases, p->out * c->groups);
+	for (int64_t g = 0; g < c->groups; g++, from += p->out * p->in * taps)
 		for (int64_t o = 0, n; o < p->out; o += n) {
 			n = mpt__plane_rows(p->out - o);
 			for (int64_t i = 0; i < p->in * taps * n; i++) {
@@ -16318,7 +16227,6 @@ static void mpt__planes_weights(const mpt__planes_work *w) {
 							 : from[(r * p->in + k) * taps + t];
 			}
 		}
-	}
 }
 
 /* Where a task's lines are: of a band, some images and a group. */
@@ -16333,11 +16241,11 @@ static mpt__planes mpt__planes_task(
 	mpt__plane_side *const side[] = {&p.x, &p.y};
 	for (int s = 0; s < 2; s++) {
 		const int64_t channels = s == 0 ? p.in : p.out;
-		const int64_t at = (image * side[s]->image +
-							group * channels * side[s]->size[0] * side[s]->size[1]) *
+		const int64_t at =
+			(image * side[s]->image + group * channels * side[s]->size[0] * side[s]->size[1]) *
 			mpt__dtype_info[side[s]->dtype].bytes;
 		side[s]->data += at;
-		if (side[s]->gate != NULL) side[s]->gate += at;
+		if (side[s]->gate) side[s]->gate += at;
 		if (s == 1) p.to += at;
 	}
 	p.room = w->memory + w->shared + thread * w->own;
@@ -16359,14 +16267,13 @@ static void mpt__planes_slice(void *work, int64_t slice, int thread) {
 	const int64_t end = mpt__cpu_min((slice + 1) * w->each, w->tasks);
 	float *sums = w->memory + slice * all;
 	memset(sums, 0, (size_t)all * sizeof *sums);
-	for (int64_t task = slice * w->each; task < end; task++) {
+	for (int64_t task = slice * w->each; task < end; task++)
 		for (int64_t group = 0; group < groups; group++) {
 			mpt__planes p = mpt__planes_task(w, task, group, thread);
 			p.sums = sums + group * (w->numel / groups);
 			p.biases = sums + w->numel + group * p.out;
 			w->call->routines->planes(&p);
 		}
-	}
 }
 
 static void mpt__planes_put(const mpt__planes_work *w, int operand, const float *sums, int64_t n) {
@@ -16387,8 +16294,7 @@ static void mpt__planes_run(const mpt__cpu_call *call) {
 	w.memory = (float *)call->workspace;
 	w.all.x.data = (const char *)call->data[back ? 2 : 0];
 	w.all.y.data = w.all.to = (char *)call->data[back ? 0 : 2];
-	if (launch->n_operands > 5)
-		(back ? &w.all.x : &w.all.y)->gate = (const char *)call->data[5];
+	if (launch->n_operands > 5) (back ? &w.all.x : &w.all.y)->gate = (const char *)call->data[5];
 	if (!w.all.slopes) {
 		mpt__planes_weights(&w);
 		mpt__parallel(call->pool, w.tasks * c->groups, cost, mpt__planes_chunk, &w);
@@ -16396,8 +16302,7 @@ static void mpt__planes_run(const mpt__cpu_call *call) {
 	}
 	mpt__parallel(call->pool, w.slices, cost, mpt__planes_slice, &w);
 	for (int64_t s = 1; s < w.slices; s++)
-		call->routines->binary[MPT__BINARY_ADD](
-			w.memory, w.memory, w.memory + s * all, all, 0, 0);
+		call->routines->binary[MPT__BINARY_ADD](w.memory, w.memory, w.memory + s * all, all, 0, 0);
 	mpt__planes_put(&w, 1, w.memory, w.numel);
 	if (launch->n_operands > 3 && launch->operand[3].storage != 0)
 		mpt__planes_put(&w, 3, w.memory + w.numel, c->y[2]);
@@ -16426,7 +16331,7 @@ static bool mpt__conv_gemm(
 	const mpt__operand *out = mpt__conv_output(conv->launch);
 	const unsigned good = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
 	unsigned dtypes = 1u << p->a.dtype | 1u << p->b.dtype | 1u << out->dtype;
-	if (p->bias.data != NULL) dtypes |= 1u << p->bias.dtype;
+	if (p->bias.data) dtypes |= 1u << p->bias.dtype;
 	if ((dtypes & ~good) != 0) return false;
 	memset(g, 0, sizeof *g);
 	g->m = p->m, g->n = p->n, g->k = p->k;
@@ -16434,19 +16339,19 @@ static bool mpt__conv_gemm(
 	g->a_image = p->a_image, g->b_image = p->b_image, g->c_image = p->c_image;
 	g->c = p->c, g->c_row = p->c_row, g->c_column = 1;
 	g->c_dtype = out->dtype;
-	g->accumulate = out->access == MPT__ACCUMULATE || p->more != NULL;
+	g->accumulate = out->access == MPT__ACCUMULATE || p->more;
 	g->activation = conv->launch->activation;
-	if (p->more != NULL) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
+	if (p->more) g->onto = (int64_t)((intptr_t)p->more - (intptr_t)p->c);
 	g->alpha = 1.0f;
 	g->batch_count = 1;
-	g->level = level->choose != NULL && g->k > 0 ? level->choose(g) : level;
+	g->level = level->choose && g->k > 0 ? level->choose(g) : level;
 	return g->level != NULL;
 }
 
 /* ==== Products line by line ====
  *
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
- * nothing is packed but weights. */
+ * nothing but weights is packed. */
 
 #define MPT__CONV_DEPTH 640           /* elements at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
@@ -16457,7 +16362,7 @@ static bool mpt__conv_gemm(
 #define MPT__CONV_TAPS 16             /* that go together then */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
-typedef struct mpt__conv_rows {
+typedef struct {
 	const mpt__gemm *g;
 	mpt__conv_lines lines;
 	bool in_c, weights;
@@ -16473,7 +16378,7 @@ typedef struct mpt__conv_rows {
 } mpt__conv_rows;
 
 /* Where images are small, products are of a pixel of all images and one tap: none is of padding.
-   False where that does not pay; measured. */
+   False where that does not pay (measured). */
 static bool mpt__conv_across(mpt__conv_rows *r) {
 	const mpt__gemm *g = r->g;
 	const mpt__gemm_level *level = g->level;
@@ -16507,11 +16412,11 @@ static bool mpt__conv_across(mpt__conv_rows *r) {
 static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__conv *c) {
 	const mpt__gemm_level *level = g->level;
 	const int64_t tile = level->line_rows, unit = level->unit;
-	const mpt__gemm_image *x = g->a_image != NULL ? g->a_image : g->b_image;
+	const mpt__gemm_image *x = g->a_image ? g->a_image : g->b_image;
 	r->g = g;
 	r->weights = g->a_image == NULL;
 	r->images = r->biases = 0;
-	if (x == NULL || level->lines == NULL || c->groups != 1 || g->k == 0) return false;
+	if (!x || !level->lines || c->groups != 1 || g->k == 0) return false;
 	const int64_t pixels = x->grid[1], whole = mpt__round_up(pixels, tile);
 	mpt__conv_lines *l = &r->lines;
 	mpt__conv_lines_of(
@@ -16535,7 +16440,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
 	r->in_c = g->c_dtype == MPT_F32 && (mpt__gemm_is_plain(g) || !g->accumulate || g->onto != 0);
 	int64_t room = r->weights ? level->columns : (whole - pixels) * x->stride[1] * x->channels;
 	if (r->weights) r->shared = g->m * g->n * l->chunks;
-	if (g->bias.data != NULL && g->c_image == NULL && g->c_row == g->n) {
+	if (g->bias.data && !g->c_image && g->c_row == g->n) {
 		r->biases = r->shared;
 		r->shared += pixels * g->n;
 	}
@@ -16548,7 +16453,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
 	return true;
 }
 
-/* c[rows, columns] = or += A B; fetch: what is added to is not in the nearest cache. */
+/* c[rows, columns] = or += A B; fetch: what is added to is far away. */
 static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__gemm_side *a,
 	const mpt__gemm_side *b, int sides, float *c, int64_t ldc, int64_t rows, int64_t columns,
 	int how, bool fetch) {
@@ -16564,15 +16469,15 @@ static void mpt__conv_tiles(const mpt__gemm_level *level, int64_t depth, mpt__ge
 	}
 }
 
-/* Where the sums of a line of a block are, and whether they are added to. */
-typedef struct mpt__conv_row {
+/* Where the sums of a line are, and whether they are added to. */
+typedef struct {
 	float *sums;
 	char *c;
 	int how;
 } mpt__conv_row;
 
-/* Sums of a block of lines for some columns. Sides are the taps of as many lines as go
-   together, or a part of one. */
+/* Sums of a block of lines for some columns, by taps of as many lines as go together, or part of
+   one. */
 static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_t count, int64_t j,
 	char *ring, int64_t *loaded, mpt__conv_row *row, int64_t ldc) {
 	const mpt__gemm_level *level = r->g->level;
@@ -16583,8 +16488,8 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
 	const int64_t n = mpt__conv_begin_line(&r->lines, line, &y0, loaded);
 	if (together < 1) together = 1;
 	const int64_t next = r->taps > 1 ? r->run / r->taps * columns : 1;
-	for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together) {
-		for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH) {
+	for (int64_t ty0 = 0; ty0 < x->taps[0]; ty0 += together)
+		for (int64_t k = 0; k < r->run; k += MPT__CONV_DEPTH)
 			for (int64_t i = 0; i < count; i++) {
 				mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE];
 				int sides = 0;
@@ -16603,21 +16508,16 @@ static void mpt__conv_row_products(const mpt__conv_rows *r, int64_t line, int64_
 					row[i].how, false);
 				row[i].how = MPT__GEMM_ADD;
 			}
-		}
-	}
 }
 
 /* What follows the sums of a line; how == 0: it had no taps. */
 static void mpt__conv_row_end(
 	const mpt__conv_rows *r, mpt__gemm *g, const mpt__conv_row *row, int64_t ldc) {
 	const int64_t pixels = r->lines.x->grid[1];
-	for (int64_t i = 0; row->how == 0 && i < pixels; i++) {
+	for (int64_t i = 0; row->how == 0 && i < pixels; i++)
 		memset(row->sums + i * ldc, 0, (size_t)g->n * sizeof *row->sums);
-	}
 	g->c = row->c;
-	if (!r->in_c || !mpt__gemm_is_plain(g)) {
-		g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
-	}
+	if (!r->in_c || !mpt__gemm_is_plain(g)) g->level->finish(g, row->sums, ldc, 0, 0, pixels, g->n);
 }
 
 static void mpt__conv_row_block(
@@ -16629,11 +16529,11 @@ static void mpt__conv_row_block(
 	const bool onto_c = r->in_c && g.accumulate && g.onto == 0;
 	const int how = onto_c || r->biases > 0 ? MPT__GEMM_ADD : 0;
 	if (r->biases > 0) g.bias.data = NULL;
-	if (g.c_image != NULL) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
+	if (g.c_image) g.c_row = g.c_image->stride[1] * g.c_image->step[1];
 	const int64_t ldc = r->in_c ? g.c_row : g.n;
 	for (int64_t i = 0; i < count; i++) {
 		int64_t at[2], pixel = (line + i) * x->grid[1] * g.c_row;
-		if (g.c_image != NULL) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
+		if (g.c_image) pixel = mpt__gemm_pixel(g.c_image, (line + i) * x->grid[1], at);
 		row[i].c = g.c + pixel * mpt__dtype_info[g.c_dtype].bytes;
 		row[i].sums = r->in_c ? (float *)(void *)row[i].c : sums + i * x->grid[1] * g.n;
 		row[i].how = how;
@@ -16647,17 +16547,16 @@ static void mpt__conv_row_block(
 	for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
 }
 
-/* A line of dy as elements, pairs in panels; `apart` has room for it. */
+/* A line of dy as elements, pairs in panels, for which `apart` has room. */
 static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
 	const mpt__gemm *g = r->g;
 	const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
 	mpt__gemm_side dy = g->a;
 	dy.data += line * pixels * m * mpt__dtype_info[dy.dtype].bytes;
 	if (g->level->unit > 1) {
-		for (int64_t i = 0; i < m; i += width) {
+		for (int64_t i = 0; i < m; i += width)
 			g->level->pack(
 				apart + i * r->depth, true, &dy, i, mpt__smaller_of(width, m - i), 0, pixels);
-		}
 	} else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
 		mpt__conv_floats(r->lines.routines, &dy, 0, apart, pixels * m);
 	} else {
@@ -16666,7 +16565,7 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
 	return (const char *)apart;
 }
 
-/* Adds what a block of lines of dy gives the gradients of all taps. */
+/* What a block of lines of dy gives the gradients of all taps. */
 static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t count, char *ring,
 	int64_t *loaded, float *sums) {
 	const mpt__conv_lines *l = &r->lines;
@@ -16679,9 +16578,8 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
 	const char *dy[MPT__CONV_MORE];
 	int64_t y0;
 	const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
-	for (int64_t i = 0; i < count; i++) {
+	for (int64_t i = 0; i < count; i++)
 		dy[i] = mpt__conv_row_dy(r, line + i, apart + i * (r->apart / l->block));
-	}
 	for (int64_t ty = 0; ty < x->taps[0]; ty++) {
 		mpt__gemm_side a[MPT__CONV_MORE], b[MPT__CONV_MORE], from[MPT__CONV_MORE];
 		int sides = 0;
@@ -16720,29 +16618,26 @@ static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
 	if (r->weights) memset(sums, 0, (size_t)numel * sizeof *sums);
 	for (int64_t line = chunk * l->chunk; line < end; line += count) {
 		count = mpt__smaller_of(mpt__smaller_of(l->block, end - line), high - line % high);
-		if (r->weights) {
+		if (r->weights)
 			mpt__conv_row_weights(r, line, count, ring, &loaded, sums);
-		} else {
+		else
 			mpt__conv_row_block(r, line, count, ring, &loaded);
-		}
 	}
 }
 
 /* A panel of weights, or some rows of the sum of all slices. */
 static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
-	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+	MPT__TASK(mpt__conv_rows, r);
 	const mpt__gemm *g = r->g;
 	const int64_t width = g->level->columns, j = panel * width;
 	const int64_t count = mpt__smaller_of(width, (r->weights ? g->m : g->n) - j);
-	(void)thread;
 	if (r->weights) {
 		float *sum = r->memory + j * g->n;
-		for (int64_t s = 1; s < r->lines.chunks; s++) {
+		for (int64_t s = 1; s < r->lines.chunks; s++)
 			r->lines.routines->binary[MPT__BINARY_ADD](
 				sum, sum, sum + s * g->m * g->n, count * g->n, 0, 0);
-		}
 		g->level->finish(g, sum, g->n, j, 0, count, g->n);
-	} else if (g->b_image != NULL) {
+	} else if (g->b_image) {
 		mpt__gemm_pack_image(g->level, (char *)(r->memory + panel * r->panel), true, &g->b,
 			g->b_image, j, count, 0, g->k);
 	} else {
@@ -16752,19 +16647,17 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
 
 /* A pixel of all images, whose elements go side by side. */
 static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
-	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+	MPT__TASK(mpt__conv_rows, r);
 	const mpt__gemm_image *x = r->lines.x;
 	const int64_t n = r->g->m / (x->grid[0] * x->grid[1]);
 	const int64_t from = pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1];
 	float *to = r->memory + r->pixels + pixel * r->images * r->run;
-	(void)thread;
-	for (int64_t i = 0; i < n; i++) {
+	for (int64_t i = 0; i < n; i++)
 		mpt__conv_elements(&r->lines, i * x->image + from, (char *)(to + i * r->run), x->channels);
-	}
 	memset(to + n * r->run, 0, (size_t)((r->images - n) * r->run) * sizeof *to);
 }
 
-/* Whether tap t of the output pixel that begins at `at` lies on a pixel of x, and on which. */
+/* Whether tap t of the output pixel at `at` lies on a pixel of x, and on which. */
 static bool mpt__conv_meets(
 	const mpt__gemm_image *x, const int64_t at[2], int64_t t, int64_t *pixel) {
 	const int64_t ty = at[0] + t / x->taps[1] * x->apart[0];
@@ -16773,8 +16666,8 @@ static bool mpt__conv_meets(
 	return ty >= 0 && ty < x->size[0] && tx >= 0 && tx < x->size[1];
 }
 
-/* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
-typedef struct mpt__conv_bf16x2 {
+/* The sum of many products of one size, some at a time: sums are rows of a panel. */
+typedef struct {
 	const mpt__gemm_level *level;
 	float *sums;
 	int64_t depth, rows, count;
@@ -16840,10 +16733,10 @@ static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
 	const int64_t n = mpt__smaller_of(MPT__CONV_IMAGES, images - image);
 	const int64_t j = chunk / blocks * columns, count = mpt__smaller_of(columns, g.n - j);
 	float *sums = r->memory + r->shared + thread * r->own;
-	g.c_row = g.c_image != NULL ? g.c_image->image : pixels * r->g->c_row;
+	g.c_row = g.c_image ? g.c_image->image : pixels * r->g->c_row;
 	for (int64_t p = 0; p < pixels; p++) {
 		int64_t at[2], to = p * r->g->c_row;
-		if (g.c_image != NULL) to = mpt__gemm_pixel(g.c_image, p, at);
+		if (g.c_image) to = mpt__gemm_pixel(g.c_image, p, at);
 		mpt__conv_pixel_products(r, r->memory + j / columns * r->panel, p, image, n, count, sums);
 		g.c = r->g->c + (to + image * g.c_row) * mpt__dtype_info[g.c_dtype].bytes;
 		g.level->finish(&g, sums, columns, 0, j, n, count);
@@ -16852,7 +16745,7 @@ static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
 
 /* Panels of a pixel of x, or (those behind) of dy. */
 static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
-	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
+	MPT__TASK(mpt__conv_rows, r);
 	const mpt__gemm *g = r->g;
 	const mpt__gemm_image *x = r->lines.x;
 	const int64_t size = x->size[0] * x->size[1], grid = x->grid[0] * x->grid[1];
@@ -16861,14 +16754,12 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
 	const int64_t channels = p < 0 ? x->channels : g->m;
 	float *to = r->memory +
 		(p < 0 ? pixel * r->panel : r->depth + p * r->run * mpt__gemm_panels(g->m, width));
-	(void)thread;
 	side.data += (p < 0 ? pixel / x->size[1] * x->step[0] + pixel % x->size[1] * x->step[1]
 						: p * side.inner) *
 		mpt__dtype_info[side.dtype].bytes;
 	side.inner = p < 0 ? x->image : grid * side.inner;
-	for (int64_t j = 0; j < channels; j += width, to += r->run) {
+	for (int64_t j = 0; j < channels; j += width, to += r->run)
 		g->level->pack(to, true, &side, j, mpt__smaller_of(width, channels - j), 0, r->images);
-	}
 }
 
 /* The gradient of a tap for some channels of x. */
@@ -16902,9 +16793,8 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
 	const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
 	float *biases = r->memory + r->biases;
 	if (r->biases > 0) mpt__conv_floats(r->lines.routines, &g->bias, 0, biases, g->n);
-	for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
+	for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++)
 		memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
-	}
 	const int64_t cost = g->m * g->n / g->level->rate * g->k;
 	if (!r->weights) mpt__gemm_for(pool, panels, g->k * g->n / 4, mpt__conv_panel_chunk, r);
 	if (r->images > 0) {
@@ -16926,7 +16816,7 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
 	if (r->weights) mpt__gemm_for(pool, panels, g->m * g->n, mpt__conv_panel_chunk, r);
 }
 
-typedef struct mpt__conv_work {
+typedef struct {
 	const mpt__gemm_level *level;
 	mpt__conv conv;
 	void *const *data;
@@ -16939,7 +16829,7 @@ typedef struct mpt__conv_work {
 } mpt__conv_work;
 
 static bool mpt__conv_has_no_taps(const mpt__gemm *g) {
-	return g->k == 0 && g->c_image != NULL && mpt__gemm_is_plain(g);
+	return g->k == 0 && g->c_image && mpt__gemm_is_plain(g);
 }
 
 /* False where the launch is not for this level. */
@@ -16951,7 +16841,7 @@ static bool mpt__conv_plan(
 	const int64_t phases = w->conv.phases[0] * w->conv.phases[1];
 	w->level = level;
 	w->products = phases * w->conv.groups;
-	/* Few products, and phases differ, keep threads waiting for the last one. */
+	/* With few products, which differ, threads would wait for the last one. */
 	const int64_t whole = MPT__GEMM_CHUNK_COST * (w->products < 16 ? 1 : 16);
 	w->bytes = 0;
 	w->refuses = w->blank = false;
@@ -16964,23 +16854,20 @@ static bool mpt__conv_plan(
 		w->blank |= mpt__conv_has_no_taps(&g) && !g.accumulate;
 		mpt__conv_rows r;
 		int64_t bytes = 0;
-		if (g.m * g.n > 0) {
+		if (g.m * g.n > 0)
 			bytes = mpt__conv_rows_of(&r, &g, &w->conv)
 				? (r.shared + (w->whole ? 1 : threads) * r.own) * (int64_t)sizeof(float)
 				: mpt__gemm_bytes(&g, w->whole ? 1 : threads);
-		}
 		if (bytes > w->bytes) w->bytes = bytes;
 	}
 	return true;
 }
 
-/* Zeros for an image, of which taps of a strided convolution meet some pixels. */
+/* Zeros for an image of which strided taps meet only some pixels. */
 static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
-	const mpt__conv_work *w = (const mpt__conv_work *)work;
-	const mpt__operand *o = mpt__conv_output(w->conv.launch);
-	const size_t bytes =
-		(size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] * mpt__dtype_info[o->dtype].bytes);
-	(void)thread;
+	MPT__TASK(mpt__conv_work, w);
+	const size_t bytes = (size_t)(w->conv.x[0] * w->conv.x[1] * w->conv.x[2] *
+		mpt__dtype_info[mpt__conv_output(w->conv.launch)->dtype].bytes);
 	memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
 
@@ -17073,13 +16960,13 @@ static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
  * Batches go by chunks of rows of channels, or of planes of one channel.
  * ---- */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 
 /* ==== Norms ==== */
 
 enum { MPT__NORM_N, MPT__NORM_G, MPT__NORM_C, MPT__NORM_S };
 
-typedef struct mpt__norm_work {
+typedef struct {
 	const mpt__launch *launch;
 	const mpt__routines *routines;
 	mpt__cpu_view view[MPT__MAX_OPERANDS];
@@ -17103,25 +16990,25 @@ typedef struct mpt__norm_work {
 	bool adds;                 /* passes: to the gradient of x that is there */
 } mpt__norm_work;
 
-/* Chunks of n: one result of each is kept, so they are not too many; no thread counts. */
+/* Chunks of n, each of which leaves one result: not too many. */
 #define MPT__NORM_CHUNKS 64
 #define MPT__NORM_CHUNK 8
-/* Elements of a sum in float; sums of more than that are in double. */
+/* Elements of a sum in float; longer ones are in double. */
 #define MPT__NORM_PIECE 4096
 /* Rows, elements of planes, of a chunk of a batch. */
 #define MPT__BATCH_ROWS 256
 #define MPT__BATCH_PLANES 8192
-/* Elements of what is better written past the caches: with what is read more than most have. */
+/* Elements better written past the caches: with what is read more than most have. */
 #define MPT__NORM_BEYOND_CACHE (INT64_C(8) << 20)
-/* Elements of a row whose gradient is kept while it is added to what is there. */
+/* Elements of a row whose gradient is kept until it is added to what is there. */
 #define MPT__NORM_KEPT 2048
-/* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
-   lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
+/* So many of n give a number near the mean: sums of squares of what differs from that lose no more
+   than the bits of n / MPT__NORM_SOME(n) <= 16. */
 #define MPT__NORM_SOME(n) ((n) < 512 ? mpt__cpu_min(n, 32) : (n) / 512 * 32)
-/* Groups that go together: their channels, and their bytes: while those are read for the first
-   time, what is stored of the ones before is still on its way out of the core. From so many bytes
-   of x on, which come from far away, fewer go together, and what is written asks for the next ones:
-   half as many backward, as many as of floats forward (group norms of 2 x 196, 13 % to 37 %). */
+/* Channels and bytes of groups that go together: while those are read for the first time, what the
+   ones before stored is on its way out of the core. From so many bytes of x on, which come from far
+   away, fewer go together, and writing asks for the next ones: half as many backward, as many as of
+   floats forward (group norms of 2 x 196, 13 % to 37 %). */
 #define MPT__NORM_CHANNELS 64
 #define MPT__NORM_NEAR 4096
 #define MPT__NORM_FETCHED (INT64_C(2) << 20)
@@ -17170,15 +17057,14 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 	return w->size[MPT__NORM_G] * w->size[MPT__NORM_C];
 }
 
-/* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them: at a level that has such routines. */
+/* A level's routines for rows of lanes: all parts are computed with where they lie, and there are
+   no others than x and dy. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-	return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
-		w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
+	return w->routines->norm_next && w->direct && w->along_c && !w->of_channels && w->lines == 1 &&
+		w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
 		w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
 		w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
-		(w->view[w->back ? 3 : 6].data == NULL ||
-			mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+		(!w->view[w->back ? 3 : 6].data || mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
 		mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
@@ -17189,10 +17075,10 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
 	int dtype = MPT_DTYPE_NONE;
 	for (int k = 0; k < MPT__PARTS; k++) {
 		const int at = mpt__norm_parts[w->back][k];
-		w->part[k] = at >= 0 && w->view[at].data != NULL ? at : -1;
+		w->part[k] = at >= 0 && w->view[at].data ? at : -1;
 	}
 	if (!w->back && !w->of_channels) w->part[MPT__PART_MORE] = -1;
-	if (!w->back && w->view[5].data != NULL) w->part[MPT__PART_X] = 5;
+	if (!w->back && w->view[5].data) w->part[MPT__PART_X] = 5;
 	w->direct = true;
 	for (int k = 0; k < MPT__PARTS; k++) {
 		if (w->part[k] < 0) continue;
@@ -17219,13 +17105,13 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
 	if (!w->direct) return;
 	const int64_t *out = w->bytes[MPT__PART_OUT];
 	w->beyond_cache = mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
-		w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
+		w->data[MPT__PART_OUT] && !w->adds && w->length % 32 == 0 &&
 		(((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
 			 (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
 			63) == 0;
 }
 
-/* A routine on the rows of a block, in pieces that are loaded and converted one after the other. */
+/* A routine on the rows of a block, in pieces that are loaded and converted in turn. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
 	const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
 	mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
@@ -17241,7 +17127,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
 			mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
 			if (each) one.sum[0] = one.sum[1] = NULL;
 			for (int k = 0; k < MPT__PARTS; k++) {
-				if (b->data[k] == NULL) continue;
+				if (!b->data[k]) continue;
 				const mpt__cpu_view *view = &w->view[w->part[k]];
 				const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
 				const int64_t place = at[k] + r * by[k] + i * step;
@@ -17254,7 +17140,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
 			}
 			word(&one);
 			for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
-				if (b->data[k] == NULL) continue;
+				if (!b->data[k]) continue;
 				const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
 				mpt__cpu_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
 					(const mpt__real *)(const void *)one.data[k], n);
@@ -17266,7 +17152,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
 	memcpy(b->total, one.total, sizeof one.total);
 }
 
-/* A routine on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+/* A routine on b->rows rows along `dim` from [n, g, c, s] on, with some of the parts. */
 static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
 	const int64_t from[4], int64_t dim, int parts) {
 	int64_t at[MPT__PARTS], by[MPT__PARTS];
@@ -17294,7 +17180,7 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
 	if (n < MPT__NORM_PIECE / 2) by = rows > 1 ? MPT__NORM_PIECE / n : rows;
 	memcpy(place, from, sizeof place);
 	b->mode = MPT__NORM_LINES;
-	for (int64_t r = 0; r < rows; r += by) {
+	for (int64_t r = 0; r < rows; r += by)
 		for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
 			b->rows = mpt__cpu_min(by, rows - r), b->n = mpt__cpu_min(MPT__NORM_PIECE, n - i);
 			place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
@@ -17302,7 +17188,6 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
 			mpt__norm_do(w, w->routines->norm_sums, b, place, w->line, parts);
 			for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
 		}
-	}
 	b->weight = weight;
 }
 
@@ -17321,7 +17206,7 @@ static bool mpt__norm_is_lost(double squares, double eps) {
 		(squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
-/* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
+/* Mean, unless NULL, and sum of squares of `rows` lines of n elements, in double. */
 static double mpt__norm_wide(
 	const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n, mpt__real *mean) {
 	const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
@@ -17331,7 +17216,7 @@ static double mpt__norm_wide(
 	double total = 0, middle = 0;
 	for (int d = 0; d < 4; d++) at += from[d] * stride[d];
 	for (int pass = mean == NULL; pass < 2; pass++) {
-		if (pass == 1 && mean != NULL) middle = total / (double)(rows * n), total = 0;
+		if (pass == 1 && mean) middle = total / (double)(rows * n), total = 0;
 		for (int64_t r = 0; r < rows; r++)
 			for (int64_t i = 0, m; i < n; i += m) {
 				m = mpt__cpu_min(MPT__BLOCK, n - i);
@@ -17343,19 +17228,18 @@ static double mpt__norm_wide(
 				}
 			}
 	}
-	if (mean != NULL) *mean = (mpt__real)middle;
+	if (mean) *mean = (mpt__real)middle;
 	return total;
 }
 
-/* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
-   the squares of what differs from that. */
+/* The mean, and the sum of squares of what differs from it, from such sums about *mean. */
 static double mpt__norm_squares(const double total[2], double n, mpt__real *mean) {
 	const double squares = total[1] - total[0] * total[0] / n;
 	*mean = (mpt__real)((double)*mean + total[0] / n);
 	return squares < 0 ? 0 : squares;
 }
 
-/* Mean, unless it is NULL: then it is 0, and sum of the squares of what differs from it. */
+/* Mean, unless NULL and so 0, and sum of squares of what differs from it. */
 static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], mpt__real *mean) {
 	mpt__norm_block b;
 	mpt__real some = 0;
@@ -17363,13 +17247,13 @@ static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], 
 	int64_t rows = w->lines, n = w->length;
 	memset(&b, 0, sizeof b);
 	b.mean = &some;
-	if (mean != NULL) {
+	if (mean) {
 		const int64_t lines = (rows + 15) / 16, length = lines < 2 ? MPT__NORM_SOME(n) : n;
 		mpt__norm_total(w, &b, from, lines, length, MPT__PART_BIT(X), total);
 		some = (mpt__real)(total[0] / (double)(lines * length));
 	}
 	mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
-	if (mean != NULL) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
+	if (mean) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
 	return mpt__norm_is_lost(total[1], w->eps) ? mpt__norm_wide(w, from, rows, n, mean) : total[1];
 }
 
@@ -17390,11 +17274,10 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
 	}
 }
 
-/* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
+/* n numbers of an operand, or `otherwise` where it is absent. */
 static void mpt__norm_get(
 	const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
-	for (int64_t i = 0; i < n; i++)
-		to[i] = view->data != NULL ? mpt__cpu_get_one(view, i) : otherwise;
+	for (int64_t i = 0; i < n; i++) to[i] = view->data ? mpt__cpu_get_one(view, i) : otherwise;
 }
 
 /* Lines of weights for each element that go at once. */
@@ -17407,16 +17290,16 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
 	mpt__real mean = 0, means[MPT__NORM_FOUR], rstds[MPT__NORM_FOUR];
 	mpt__norm_block b;
 	from[0] = n, from[1] = g;
-	if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
-	double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
+	if (w->view[1].data) mpt__norm_add(w, n, g);
+	double squares = mpt__norm_moments(w, from, w->view[6].data ? &mean : NULL);
 	const mpt__real rstd = mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
-	if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
+	if (w->view[6].data) mpt__cpu_put_one(&w->view[6], at, mean);
 	mpt__cpu_put_one(&w->view[7], at, rstd);
 	memset(&b, 0, sizeof b);
 	b.mode = MPT__NORM_LINES;
 	for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
 	b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
-	b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
+	b.bias = w->view[3].data ? w->bias + c : NULL;
 	for (int64_t l = 0; l < w->lines; l += b.rows) {
 		b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
 		from[w->line] = l;
@@ -17446,7 +17329,7 @@ static void mpt__norm_back(
 	for (int k = 0; k < 4; k++)
 		for (int l = 0; l < MPT__NORM_FOUR; l++) of[k][l] = number[k];
 	b.mean = of[0], b.rstd = of[1], b.shift = of[2], b.slope = of[3];
-	for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
+	for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data ? gradient[k] : NULL;
 	b.n = w->length;
 	for (int64_t l = 0; l < w->lines; l += b.rows) {
 		b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
@@ -17458,13 +17341,12 @@ static void mpt__norm_back(
 
 /* ---- Planes ----
  *
- * Where an element's neighbours are of one channel, each of those has numbers of its own. All
- * channels of a sample, or a few, go one after the other, as they lie.
+ * Where an element's neighbours are of one channel, each channel has numbers of its own. All
+ * channels of a sample, or a few, go in turn, as they lie.
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* A routine on n elements of each of some planes of a sample, from `first` on along dimension dim.
-   */
+/* A routine on n elements of some planes of a sample, from `first` on along dimension dim. */
 static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
 	int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n, int parts) {
 	const int64_t most = word == w->routines->norm_sums ? MPT__NORM_PIECE : n;
@@ -17477,8 +17359,7 @@ static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
 	}
 }
 
-/* Whether the slopes of numbers this large or small are beyond fp32: their gradients are formed
-   without rstd, which comes last. */
+/* Whether numbers have slopes beyond fp32: gradients are formed without rstd, which comes last. */
 static bool mpt__norm_is_far(const mpt__norm_work *w, mpt__real rstd) {
 	return rstd != 0 && !(rstd > 1e-12f && rstd < 1e12f) && !w->adds &&
 		(w->relu || w->part[MPT__PART_MORE] < 0);
@@ -17508,20 +17389,20 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
 	b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
 }
 
-/* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
-   come from sums over n elements, NULL: there are none. */
+/* The numbers of channel c as the routines take them, which multiply once; those of its gradients
+   from sums over n elements, or NULL. */
 static void mpt__norm_number(
 	mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2], double n, bool lost) {
 	const double root = (double)of[MPT__OF_RSTD][c], rstd = lost ? 1 : root;
 	of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
 	of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
-	if (sum == NULL) return;
+	if (!sum) return;
 	of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
 	of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * root * root * rstd / n);
 }
 
-/* Groups [begin, end) of sample n, and numbers of their channels one behind the other. Each is
-   summed as one row if it lies so. */
+/* Groups [begin, end) of sample n, and the numbers of their channels. Each is summed as one row if
+   it lies so. */
 static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_t n, int64_t begin,
 	int64_t end, mpt__real *numbers) {
 	const int64_t channels = w->size[MPT__NORM_C], *stride = w->launch->operand[w->part[0]].stride;
@@ -17571,7 +17452,7 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
 		MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
 }
 
-/* Their gradients; those of channels are added to gradient[0], weights, and [1]. */
+/* Their gradients; those of channels add to gradient[0], weights, and [1]. */
 static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, int64_t n,
 	int64_t begin, int64_t end, mpt__real *numbers, mpt__real *const gradient[2]) {
 	const int64_t channels = w->size[MPT__NORM_C], first = begin * channels;
@@ -17620,8 +17501,8 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
 
 /* ---- Rows in passes ----
  *
- * A pass writes a row and takes the sums of the next, or of the one after that, so that memory is
- * read and written at the same time, as by a copy, and what follows from sums is there in time.
+ * A pass writes a row and takes the sums of the next, or of the one after that: memory is read and
+ * written at the same time, as by a copy, and what follows from sums is there in time.
  */
 
 #ifndef MPT__HAS_AVX512
@@ -17634,7 +17515,7 @@ static void mpt__norm_passes(
 	const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
 	mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
 	mpt__real *const rstds = (mpt__real *)w->view[w->back ? 4 : 7].data;
-	const bool adds = !w->back && w->view[1].data != NULL;
+	const bool adds = !w->back && w->view[1].data;
 	MPT__ALIGN(64) mpt__real kept[MPT__NORM_KEPT];
 	mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0; /* of n and n + 1 */
 	mpt__norm_block b, some;
@@ -17643,8 +17524,8 @@ static void mpt__norm_passes(
 	some = b;
 	some.n = MPT__NORM_SOME(w->length), some.mean = &zero;
 	b.n = w->length, b.beyond_cache = w->beyond_cache;
-	b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
-	b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
+	b.bias = w->view[3].data ? w->paired[1] : NULL;
+	b.sum[0] = gradient[0], b.sum[1] = w->view[8].data ? gradient[1] : NULL;
 	for (int64_t n = begin - ahead; n < end; n++) {
 		const int64_t next = mpt__cpu_min(n + ahead, end - 1), now = n < begin ? next : n;
 		mpt__real *number = numbers[n & 1];
@@ -17653,9 +17534,9 @@ static void mpt__norm_passes(
 			b.data[k] = w->data[k] + now * w->bytes[k][MPT__NORM_N];
 			b.next[k] = some.data[k] = w->data[k] + next * w->bytes[k][MPT__NORM_N];
 		}
-		if (means != NULL && w->back) {
+		if (means && w->back) {
 			b.next_mean = means[next];
-		} else if (means != NULL) {
+		} else if (means) {
 			w->routines->norm_sums(&some);
 			b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
 		}
@@ -17665,7 +17546,7 @@ static void mpt__norm_passes(
 			w->routines->norm_sums(&b);
 		} else {
 			char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
-			b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
+			b.mean = means ? &number[0] : NULL, b.weight = w->paired[0];
 			b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
 			b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
 			(w->back ? w->routines->norm_slope_next : w->routines->norm_next)(&b);
@@ -17678,17 +17559,17 @@ static void mpt__norm_passes(
 		number = numbers[next & 1];
 		number[0] = b.next_mean;
 		if (w->back) {
-			if (means != NULL) number[2] = (mpt__real)(total[0] / count);
+			if (means) number[2] = (mpt__real)(total[0] / count);
 			number[1] = rstds[next];
 			number[3] = (mpt__real)(total[1] * (double)number[1] / count);
 			continue;
 		}
-		if (means != NULL) total[1] = mpt__norm_squares(total, count, &number[0]);
+		if (means) total[1] = mpt__norm_squares(total, count, &number[0]);
 		if (mpt__norm_is_lost(total[1], w->eps)) {
 			const int64_t from[4] = {next, 0, 0, 0};
-			total[1] = mpt__norm_wide(w, from, 1, w->length, means != NULL ? &number[0] : NULL);
+			total[1] = mpt__norm_wide(w, from, 1, w->length, means ? &number[0] : NULL);
 		}
-		if (means != NULL) means[next] = number[0];
+		if (means) means[next] = number[0];
 		rstds[next] = number[1] = mpt__norm_rstd(total[1] / count, w->eps);
 	}
 }
@@ -17696,7 +17577,7 @@ static void mpt__norm_passes(
 #endif
 
 #ifndef MPTRAIN_NO_CONV
-/* Of groups as they lie in planes, as many at a time as the nearest cache may keep. */
+/* As many groups in planes at a time as the nearest cache may keep. */
 static void mpt__norm_groups_task(
 	const mpt__norm_work *w, int64_t chunk, int64_t begin, int64_t end, int thread) {
 	const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
@@ -17706,9 +17587,9 @@ static void mpt__norm_groups_task(
 		row * size <= MPT__NORM_NEAR;
 	int64_t most = MPT__NORM_NEAR / size;
 	if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
-	const bool past = w->direct && w->routines->norm_next != NULL && !w->back && !w->adds &&
-		w->dtype != MPT_F16 && w->data[MPT__PART_OUT] != NULL && !w->relu &&
-		w->part[MPT__PART_MORE] < 0 && w->length * size >= MPT__NORM_LONG &&
+	const bool past = w->direct && w->routines->norm_next && !w->back && !w->adds &&
+		w->dtype != MPT_F16 && w->data[MPT__PART_OUT] && !w->relu && w->part[MPT__PART_MORE] < 0 &&
+		w->length * size >= MPT__NORM_LONG &&
 		mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
 	if (past) most = MPT__NORM_PAST / size;
 	const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
@@ -17732,13 +17613,12 @@ static void mpt__norm_groups_task(
 
 /* A chunk of n of some groups. */
 static void mpt__norm_task(void *work, int64_t task, int thread) {
-	const mpt__norm_work *w = (const mpt__norm_work *)work;
+	MPT__TASK(mpt__norm_work, w);
 	const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
 	const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
 	const int64_t stop = mpt__cpu_min(begin + w->group, w->size[MPT__NORM_G]);
 	const int64_t end = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
 	mpt__real *gradient[2] = {NULL, NULL};
-	(void)thread;
 	for (int k = 0; k < 2 && w->back; k++) {
 		gradient[k] = w->partial + (2 * chunk + k) * channels + begin * c;
 		memset(gradient[k], 0, (size_t)((stop - begin) * c) * sizeof *w->partial);
@@ -17753,7 +17633,7 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
 		return;
 	}
 #endif
-	for (int64_t n = chunk * w->chunk; n < end; n++) {
+	for (int64_t n = chunk * w->chunk; n < end; n++)
 		for (int64_t g = begin; g < stop; g++) {
 			for (int k = 0; k < 2; k++)
 				gradient[k] = w->partial + (2 * chunk + k) * channels + g * c;
@@ -17762,11 +17642,10 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
 			else
 				mpt__norm_whole(w, n, g);
 		}
-	}
 }
 
-/* Numbers of each column as the passes of bf16 take them, those of even places of each 32 before
-   those of odd ones, or, `back`, as they come from them. */
+/* Numbers of columns as the passes of bf16 take them, even places of each 32 before odd ones, or,
+   `back`, as they leave them. */
 static const mpt__real *mpt__norm_paired(
 	const mpt__norm_work *w, const mpt__real *from, mpt__real *to, int64_t n, bool back) {
 	if (!w->passes || w->dtype != MPT_BF16) return from;
@@ -17779,15 +17658,14 @@ static const mpt__real *mpt__norm_paired(
 	return to;
 }
 
-/* The gradients of weight and bias: the chunks in pairs, pairs of pairs and so on. */
+/* The gradients of weight and bias: chunks in pairs, pairs of pairs and so on. */
 static void mpt__norm_join(void *work, int64_t task, int thread) {
-	const mpt__norm_work *w = (const mpt__norm_work *)work;
+	MPT__TASK(mpt__norm_work, w);
 	const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
 	const int64_t n = mpt__cpu_min(MPT__BLOCK, channels - begin), step = channels * 2;
 	const mpt__cpu_view *to = &w->view[7 + task % 2];
 	mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
-	(void)thread;
-	if (to->data == NULL) return;
+	if (!to->data) return;
 	for (int64_t by = 1; by < w->chunks; by *= 2)
 		for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
 			w->routines->binary[MPT__BINARY_ADD](
@@ -17797,32 +17675,32 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 
 /* ---- Batches ----
  *
- * Rows of all channels where those lie innermost, else planes of one channel. Chunks of rows or of
- * samples leave what they found about each channel: mean, and squares of what differs from it. The
- * last pass goes backwards over what the caches may still hold.
+ * Rows of all channels where those lie innermost, else planes of one channel. Chunks of them leave
+ * of each channel mean and squares of what differs from it. The last pass goes backwards over what
+ * the caches may still hold.
  */
 
 #ifndef MPTRAIN_NO_CONV
 /* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
-/* Elements of rows of halves, in no cache, that are summed at a time: memory is read nearly as it
-   lies (bf16 9 % to 33 % faster; floats gain little, what a cache holds would take longer). */
+/* Elements of rows of halves, in no cache, summed at a time: memory is read nearly as it lies (bf16
+   9 % to 33 % faster; floats gain little, what a cache holds would take longer). */
 #define MPT__BATCH_BLOCK 1023
 #define MPT__BATCH_TILE (INT64_C(1) << 14)
 /* Columns whose sums fit in registers, so that memory is read as it lies: slopes of a residual net
-   1.3 times as fast, floats that no cache holds 1.1 to 1.4 (bf16 loses then). */
+   1.3 times as fast, floats in no cache 1.1 to 1.4 (bf16 loses). */
 #define MPT__BATCH_SUMS 64
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
 
-typedef struct mpt__batches_work {
+typedef struct {
 	mpt__norm_work w;
 	int pass;
 	int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */
 	mpt__real *partial, *of[MPT__OF_COUNT];                   /* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
 
-/* Rows of few channels that lie one behind the other go by twos, fours ... as if they were one. */
+/* Rows of few channels, one behind the other, go by twos, fours ... as one. */
 static int64_t mpt__batches_fold(const mpt__norm_work *w) {
 	const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
 	int64_t fold = 1, rows = w->size[MPT__NORM_N] * s, most = MPT__BATCH_COLUMNS;
@@ -17866,8 +17744,8 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
 	return parts[b->pass];
 }
 
-/* The pass on rows, or samples, [begin, end) of n channels from `first` on; a sample ends where its
-   rows do. */
+/* The pass on rows or samples [begin, end) of n channels from `first` on; a sample's rows end with
+   it. */
 static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
 	int64_t end, int64_t first, int64_t n) {
 	const mpt__routines *routines = b->w.routines;
@@ -17908,8 +17786,8 @@ static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
 	return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
-/* A number near the mean of each channel of a chunk, from the first eighth of its rows or, of a few
-   samples, the first elements of each: as MPT__NORM_SOME has it. */
+/* A number near the mean of each channel, from the first eighth of a chunk's rows or the first
+   elements of few samples: as MPT__NORM_SOME has it. */
 static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t begin, int64_t end,
 	int64_t first, int64_t n, mpt__real *mean) {
 	const bool few = !b.w.along_c && end - begin < 8;
@@ -17954,17 +17832,15 @@ static double mpt__batches_wide(const mpt__norm_work *w, int64_t c, mpt__real *m
 	return mpt__norm_wide(&one, from, w->size[MPT__NORM_N], w->size[MPT__NORM_S], mean);
 }
 
-/* What follows from the chunks of a pass for some channels: of statistics they hold means, and
-   squares of what differs from them. */
+/* What follows from the chunks of a pass for some channels. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
-	const mpt__batches_work *b = (const mpt__batches_work *)work;
+	MPT__TASK(mpt__batches_work, b);
 	const mpt__norm_work *w = &b->w;
 	const int64_t channels = b->channels / b->fold, first = tile * b->tile;
 	const int64_t n = mpt__cpu_min(b->tile, channels - first);
 	const bool statistics = b->pass == MPT__BATCH_STATISTICS;
 	const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
 	double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
-	(void)thread;
 	memset(total, 0, sizeof total);
 	for (int again = 0; again <= statistics; again++) {
 		for (int64_t c = 0; c < n; c++) mean[c] = total[0][c] / count;
@@ -17989,11 +17865,11 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
 			b->of[MPT__OF_RSTD][c] = mpt__norm_rstd(sum[1] / count, w->eps);
 			mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
 			mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-			if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
+			if (w->view[8].data) mpt__cpu_put_one(&w->view[8], c, variance);
 		} else {
 			for (int k = 0; k < 2; k++) {
 				const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
-				if (w->view[7 + k].data != NULL)
+				if (w->view[7 + k].data)
 					mpt__cpu_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
 				sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
 			}
@@ -18004,8 +17880,7 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
 }
 
 static void mpt__batches_task(void *work, int64_t task, int thread) {
-	const mpt__batches_work *b = (const mpt__batches_work *)work;
-	(void)thread;
+	MPT__TASK(mpt__batches_work, b);
 	if (b->pass == MPT__BATCH_NORM || b->pass == MPT__BATCH_SLOPE)
 		task = b->chunks * b->tiles - 1 - task;
 	mpt__batches_chunk(b, task / b->tiles, task % b->tiles);
@@ -18017,8 +17892,8 @@ static void mpt__batches_pass(
 	for (int k = 0; k < MPT__OF_COUNT; k++)
 		for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
 			b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
-	mpt__parallel(call->pool, b->chunks * b->tiles,
-		mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns), mpt__batches_task, b);
+	mpt__cpu_for(call, b->chunks * b->tiles, mpt__cpu_numel(&call->launch->operand[0]), ns,
+		mpt__batches_task, b);
 	if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
@@ -18077,7 +17952,7 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
 /* Numbers of all channels where they lie, or converted. */
 static const mpt__real *mpt__norm_numbers(
 	const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise, int64_t n) {
-	if (view->data != NULL && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
+	if (view->data && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
 	mpt__norm_get(view, to, otherwise, n);
 	return to;
 }
@@ -18087,7 +17962,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
 	mpt__norm_setup(&w, call->launch);
 	w.routines = call->routines;
 	for (int k = 0; k < MPT__MAX_OPERANDS; k++)
-		if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
+		if (call->data[k]) w.view[k] = mpt__cpu_view_of(call, k);
 	mpt__norm_find_parts(&w);
 	int64_t groups = mpt__norm_channels(&w);
 	int64_t all = mpt__cpu_times(mpt__cpu_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
@@ -18106,11 +17981,10 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
 	w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
 	w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
 	w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
-	mpt__parallel(call->pool, w.chunks * w.groups, mpt__cpu_cost(call, all, w.back ? 8.0 : 5.0),
-		mpt__norm_task, &w);
+	mpt__cpu_for(call, w.chunks * w.groups, all, w.back ? 8.0 : 5.0, mpt__norm_task, &w);
 	if (w.back)
-		mpt__parallel(call->pool, 2 * mpt__cpu_chunks(groups, MPT__BLOCK),
-			mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+		mpt__cpu_for(call, 2 * mpt__cpu_chunks(groups, MPT__BLOCK), groups * w.chunks, 1.0,
+			mpt__norm_join, &w);
 }
 #endif
 
@@ -18477,9 +18351,9 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 /* ----
  * cpu/attention.c: embedding and attention on the CPU.
  *
- * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
- * of work is about, its own side, is turned once, so that all products run along rows: a tile
- * holds a row for each of the other side's elements. No result depends on the number of threads.
+ * Attention works on tiles of scores, a block of keys by a block of queries. The side that a piece
+ * of work is about, its own, is turned once, so that all products run along rows: a tile holds a
+ * row for each element of the other side.
  * ---- */
 
 #ifndef MPTRAIN_NO_ATTENTION
@@ -18489,7 +18363,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__cpu_embedding_work {
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_view table, rows;
 	int64_t columns, per_chunk;
@@ -18497,9 +18371,8 @@ typedef struct mpt__cpu_embedding_work {
 	mpt__rows each;
 } mpt__cpu_embedding_work;
 
-/* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
-   elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
-   than to ask. */
+/* No cache foresees where rows lie: that of `ahead` elements later is fetched, of a table that fits
+   into none. */
 #define MPT__EMBEDDING_AHEAD 12288   /* bytes */
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
@@ -18507,19 +18380,18 @@ typedef struct mpt__cpu_embedding_work {
 static void mpt__cpu_embedding_each(
 	const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin, int64_t end) {
 	rows.begin = begin, rows.end = end;
-	if (w->call->routines->rows != NULL)
+	if (w->call->routines->rows)
 		w->call->routines->rows(&rows);
 	else
 		mpt__rows_each(&rows, rows.adds, mpt__ref_line);
 }
 
 static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
+	MPT__TASK(mpt__cpu_embedding_work, w);
 	const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
 	const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
 	const bool dense = table[1] == 1 && row[1] == 1;
 	mpt__real block[MPT__BLOCK];
-	(void)thread;
 	if (dense) mpt__cpu_embedding_each(w, w->each, begin, end);
 	for (int64_t j = begin; j < end && !dense; j++) {
 		const int64_t id = w->each.ids[j * w->each.id_step];
@@ -18533,21 +18405,19 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 	}
 }
 
-/* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
+/* Some columns of the whole table: an element adds up in the order of the ids. */
 static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
+	MPT__TASK(mpt__cpu_embedding_work, w);
 	const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
 	const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
 	mpt__real block[MPT__BLOCK];
 	mpt__cpu_view sums = w->table;
 	mpt__rows rows = w->each;
-	(void)thread;
 	rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
 	sums.accumulate = true;
-	if (w->call->launch->operand[2].access == MPT__WRITE) {
+	if (w->call->launch->operand[2].access == MPT__WRITE)
 		for (int64_t id = 0; id < rows.size; id++)
 			memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
-	}
 	if (row[1] == 1 && mpt__cpu_is_real(w->rows.dtype) && mpt__cpu_is_real(sums.dtype)) {
 		mpt__cpu_embedding_each(w, rows, 0, rows.n);
 		return;
@@ -18587,8 +18457,8 @@ static void mpt__cpu_embedding_run(
 	}
 	mpt__cpu_check_indices(call, ids, w.each.size);
 	int64_t work = mpt__cpu_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
-	mpt__parallel(call->pool, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
-		mpt__cpu_cost(call, work, 1.0), fn, &w);
+	mpt__cpu_for(
+		call, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk), work, 1.0, fn, &w);
 }
 
 static void mpt__cpu_embedding(const mpt__cpu_call *call) {
@@ -18603,12 +18473,12 @@ static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
 #define MPT__ROPE_ROWS 8   /* positions of a chunk */
 #define MPT__ROPE_PAIRS 64 /* whose sines are held at a time */
 
-typedef struct mpt__cpu_rope_work {
+typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_view from, to;
 } mpt__cpu_rope_work;
 
-/* m pairs from `first` on of row [b, h, t], by the cosines and sines of their angles. */
+/* m pairs from `first` on of row [b, h, t]. */
 static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3], int64_t first,
 	int64_t m, const mpt__real *cosine, const mpt__real *sine) {
 	const mpt__launch *launch = w->call->launch;
@@ -18632,7 +18502,7 @@ static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3
 }
 
 static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
-	const mpt__cpu_rope_work *w = (const mpt__cpu_rope_work *)work;
+	MPT__TASK(mpt__cpu_rope_work, w);
 	const mpt__launch *launch = w->call->launch;
 	const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
 	const int64_t begin = chunk * MPT__ROPE_ROWS;
@@ -18641,7 +18511,6 @@ static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
 	double frequency[MPT__ROPE_PAIRS], sine, cosine;
 	mpt__real turn[2][MPT__ROPE_PAIRS];
 	int64_t row[3];
-	(void)thread;
 	for (int64_t first = 0, m; first < half; first += m) {
 		m = mpt__cpu_min(MPT__ROPE_PAIRS, half - first);
 		for (int64_t i = 0; i < m; i++) frequency[i] = mpt__exp((double)(first + i) * slope);
@@ -18663,15 +18532,15 @@ static void mpt__cpu_rope(const mpt__cpu_call *call) {
 	w.call = call;
 	w.from = mpt__cpu_view_of(call, 0), w.to = mpt__cpu_view_of(call, 1);
 	const int64_t work = mpt__cpu_times(mpt__cpu_times(size[0], size[1]), size[2] * size[3]);
-	mpt__parallel(call->pool, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS),
-		mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
+	mpt__cpu_for(
+		call, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS), work, 3.0, mpt__cpu_rope_chunk, &w);
 }
 
 /* ==== Hash grids ==== */
 
 enum { MPT__GRID_CORNERS = 8, MPT__GRID_FEATURES = 8 };
 
-typedef struct mpt__cpu_grid {
+typedef struct {
 	const mpt__cpu_call *call;
 	const mpt__operand *place, *table, *row; /* which are views 1, 0, 2; backward 0, 2, 1 */
 	mpt__cpu_view places, tables, rows;
@@ -18710,11 +18579,11 @@ static int mpt__grid_corners(
 }
 
 static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
-	const mpt__cpu_grid *w = (const mpt__cpu_grid *)work;
+	MPT__TASK(mpt__cpu_grid, w);
 	const mpt__launch *launch = w->call->launch;
 	const bool back = launch->kernel == MPT__K_HASH_GRID_BACKWARD;
-	const double steepness = (double)level * launch->imm[0];
-	const int64_t cells = (int64_t)((double)launch->index[0] * mpt__exp(steepness) + 1e-6);
+	const int64_t cells =
+		(int64_t)((double)launch->index[0] * mpt__exp((double)level * launch->imm[0]) + 1e-6);
 	const int64_t f = w->table->shape[2], *step = w->table->stride, *row_step = w->row->stride;
 	const int64_t bytes = mpt__dtype_info[w->tables.dtype].bytes;
 	char *sums = (char *)w->tables.data + level * step[0] * bytes; /* backward */
@@ -18722,7 +18591,6 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
 	mpt__cpu_view table = w->tables;
 	mpt__real weight[MPT__GRID_CORNERS], block[MPT__GRID_FEATURES], sum[MPT__GRID_FEATURES];
 	int64_t entry[MPT__GRID_CORNERS];
-	(void)thread;
 	if (back && !table.accumulate) memset(sums, 0, (size_t)(step[0] * bytes));
 	table.accumulate = back;
 	for (int64_t n = 0; n < w->place->shape[0]; n++) {
@@ -18751,7 +18619,7 @@ static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
 	w.places = mpt__cpu_view_of(call, 1 - back);
 	w.tables = mpt__cpu_view_of(call, 2 * back), w.rows = mpt__cpu_view_of(call, 2 - back);
 	const int64_t levels = w.table->shape[0], work = mpt__cpu_times(w.place->shape[0], levels);
-	mpt__parallel(call->pool, levels, mpt__cpu_cost(call, work, 40.0), mpt__cpu_grid_level, &w);
+	mpt__cpu_for(call, levels, work, 40.0, mpt__cpu_grid_level, &w);
 }
 
 /* ==== Attention: what its three kernels share ==== */
@@ -18759,7 +18627,7 @@ static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
 #define MPT__ATTENTION_MOST 80  /* of the last one: a few left over would cost as a whole one */
 
-/* Operands; from LSE on those of the gradients, of the two launches. */
+/* Operands; from LSE on those of both gradient launches. */
 enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
 enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT__AT_DQ_TOO = 9 };
 
@@ -18781,13 +18649,13 @@ typedef struct mpt__attention {
 #endif
 } mpt__attention;
 
-/* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
-typedef struct mpt__attention_rows {
+/* Rows of an operand [B, H, rows, columns], as they lie or converted. */
+typedef struct {
 	const mpt__real *x;
 	int64_t step;
 } mpt__attention_rows;
 
-/* A piece of work: a block of its own side, and the memory of its thread. */
+/* A block of its own side, and the memory of its thread. */
 typedef struct mpt__attention_item {
 	const mpt__attention *w;
 	int64_t batch, head, first, n;
@@ -18797,8 +18665,8 @@ typedef struct mpt__attention_item {
 	mpt__real *own, *dq; /* the own keys' rows; sums of queries */
 } mpt__attention_item;
 
-/* Whether dq comes with dk and dv, in a pass over all of a key head, with 5 products: apart they
-   are 3 and 4, but can be shared out better. The bits are the same. */
+/* Whether dq comes with dk and dv, in one pass over a key head, with 5 products: apart they are 3
+   and 4, but shared out better. The bits are the same. */
 static bool mpt__attention_together(const mpt__launch *launch, int threads) {
 	const mpt__operand *o = launch->operand;
 	const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
@@ -18808,7 +18676,7 @@ static bool mpt__attention_together(const mpt__launch *launch, int threads) {
 		sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
 }
 
-/* How many queries, or keys, are of the block that begins at `first`; and blocks of all. */
+/* Size of the block of queries or keys that begins at `first`; number of all blocks. */
 static int64_t mpt__attention_room(int64_t all, int64_t first) {
 	return all - first > MPT__ATTENTION_MOST ? MPT__ATTENTION_BLOCK : all - first;
 }
@@ -18822,7 +18690,7 @@ static int64_t mpt__attention_part(int64_t depth, int64_t width) {
 	return ((depth > width ? depth : width) + MPT__ATTENTION_MOST) * MPT__ATTENTION_MOST;
 }
 
-/* None where there is nothing to do; columns that no memory holds are refused as such. */
+/* 0 where there is nothing to do; more columns than memory holds are refused. */
 static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
 	const mpt__operand *o = launch->operand;
 	const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
@@ -18876,7 +18744,7 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
 	return rows;
 }
 
-/* The same for products: halves that are multiplied by pairs as they lie. */
+/* For products: halves that are multiplied by pairs stay as they lie. */
 static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int operand, int64_t b,
 	int64_t h, int64_t first, int64_t n, mpt__real *to) {
 	if (!w->pairs) return mpt__attention_load(w, operand, b, h, first, n, to);
@@ -18887,7 +18755,7 @@ static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int oper
 	return rows;
 }
 
-/* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
+/* The own block of an operand into turned[i]; the first, or its products, are scaled. */
 static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
 	const mpt__attention *w = t->w;
 	const int64_t columns = w->o[operand].shape[3];
@@ -18908,7 +18776,7 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
 	if (i == 0) w->routines->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
 }
 
-/* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
+/* Puts n rows of a sum, times `factor`, where the operand has the own block. */
 static void mpt__attention_put(
 	const mpt__attention_item *t, int operand, mpt__real *sum, mpt__real factor) {
 	const mpt__attention *w = t->w;
@@ -18922,7 +18790,7 @@ static void mpt__attention_put(
 				sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
 }
 
-/* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
+/* c[m, n] = or (add) += a[m, depth] b[depth, n] with the strides of a. */
 static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
 	int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth,
 	bool add) {
@@ -18956,14 +18824,14 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 }
 
 #ifdef MPT__HAS_BF16X2
-/* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
+/* c += a b by pairs of bf16: a is rounded, b are rows of an operand as they lie. */
 static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
 	int64_t outer, int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n,
 	int64_t depth) {
 	const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
 	const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
 	const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
-	/* Behind a panel is room for the vectors that reach past its last pair. */
+	/* Vectors reach past the last pair of a panel. */
 	float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
 	for (int64_t j = 0; j < n; j += wide)
 		mpt__bf16x2_pack(
@@ -18983,7 +18851,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
 }
 #endif
 
-/* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
+/* c += a b. Rows of pairs are an operand's halves, `step` apart. */
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
 	int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
 #ifdef MPT__HAS_BF16X2
@@ -18995,7 +18863,7 @@ static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a,
 	mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
 }
 
-/* Whether a tile is one line: the scores of a single query lie side by side. */
+/* Whether a tile is one line, the scores of a single query. */
 static bool mpt__attention_is_line(const mpt__attention_item *t) {
 	return !t->by_keys && t->n == 1;
 }
@@ -19005,7 +18873,7 @@ typedef struct mpt__attention_tile {
 	int64_t head, query, key, m; /* m: rows */
 } mpt__attention_tile;
 
-/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns those rows. */
+/* c = rows of the other side (Q or K; i: dout) times turned[i]. Returns those rows. */
 static mpt__attention_rows mpt__attention_meet(
 	const mpt__attention_item *t, const mpt__attention_tile *at, int i, mpt__real *c) {
 	const mpt__attention *w = t->w;
@@ -19038,7 +18906,7 @@ static mpt__attention_rows mpt__attention_meet(
 	return rows;
 }
 
-/* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
+/* A tile made by rows of keys, with one row for each query. */
 static const mpt__real *mpt__attention_by_queries(const mpt__attention_item *t,
 	const mpt__attention_tile *at,
 	void (*row)(const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query,
@@ -19055,24 +18923,25 @@ static const mpt__real *mpt__attention_by_queries(const mpt__attention_item *t,
 static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
 	int64_t b, int64_t query, int64_t n, mpt__real *to) {
 	const mpt__operand *o = &w->o[MPT__AT_MASK];
-	const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-	mpt__cpu_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+	mpt__cpu_get(&w->view[MPT__AT_MASK],
+		mpt__attention_at(w, MPT__AT_MASK, b, at->head, query) + at->key * o->stride[3],
+		o->stride[3], to, n);
 	for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
 		to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
 
 /* ---- What is masked out ----
  *
- * Its weight is 0, but 0 times NaN is NaN. Where something is not finite, a tile is computed with
- * care: what a query does not see has no part in it, whatever it is. */
+ * A weight of 0 times NaN is NaN. Where something is not finite, a tile is computed with care: what
+ * a query does not see has no part in it. */
 
 static bool mpt__attention_hides(
 	const mpt__attention *w, const mpt__attention_tile *at, int64_t b, int64_t query, int64_t key) {
 	const mpt__operand *o = &w->o[MPT__AT_MASK];
 	if (w->causal && (key > query + w->past || key <= query + w->past - w->window)) return true;
 	if (!w->view[MPT__AT_MASK].data) return false;
-	const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-	const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
+	const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK],
+		mpt__attention_at(w, MPT__AT_MASK, b, at->head, query) + key * o->stride[3]);
 	return mask == (o->dtype == MPT_BOOL ? 0 : -mpt__real_infinity());
 }
 
@@ -19105,8 +18974,8 @@ static const mpt__real *mpt__attention_row_at(
 	return (const mpt__real *)(const void *)((const char *)rows.x + i * rows.step * size);
 }
 
-/* mpt__attention_add, with care or not: rows of b, which are keys or queries, that are not finite
-   then meet one by one those that see them or are seen. */
+/* mpt__attention_add; with care, rows of b that are not finite meet one by one those that see them
+   or are seen. */
 static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
 	bool careful, const mpt__real *a, int64_t outer, int64_t inner, mpt__attention_rows b,
 	bool keys, mpt__real *c, int64_t m, int64_t n, int64_t depth) {
@@ -19149,8 +19018,8 @@ static int64_t mpt__attention_within(int64_t at, int64_t n) {
 	return at < 0 ? 0 : mpt__cpu_min(at, n);
 }
 
-/* Of the keys, where the block begins that holds the first one that query `query` sees, and the end
-   of what the one before `end` sees. */
+/* Where the block begins that holds the first key that `query` sees, and the end of what the query
+   before `end` sees. */
 static int64_t mpt__attention_first_key(const mpt__attention *w, int64_t query) {
 	const int64_t key = mpt__attention_within(query + w->past + 1 - w->window, w->keys);
 	return w->causal ? key / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK : 0;
@@ -19159,7 +19028,7 @@ static int64_t mpt__attention_end_key(const mpt__attention *w, int64_t end) {
 	return w->causal ? mpt__cpu_min(w->keys, end + w->past) : w->keys;
 }
 
-/* The scores of a tile into t->score; the other side's rows come back. */
+/* The scores of a tile into t->score; returns the other side's rows. */
 static mpt__attention_rows mpt__attention_scores(
 	const mpt__attention_item *t, const mpt__attention_tile *at) {
 	const mpt__attention *w = t->w;
@@ -19184,7 +19053,7 @@ static mpt__attention_rows mpt__attention_scores(
 	return rows;
 }
 
-/* Tile *= the factors of dropout, which come back. NULL: they are yet to be drawn. */
+/* Tile *= the factors of dropout, which it returns. NULL: they are yet to be drawn. */
 static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
 	const mpt__attention_tile *at, mpt__real *tile, const mpt__real *factors) {
 	if (!t->w->drops) return NULL;
@@ -19231,7 +19100,7 @@ static mpt__real mpt__attention_exp_line(
 	return mpt__cpu_fold_lanes(lane);
 }
 
-/* A tile more: raises the running maxima, shrinks what was summed up by as much. */
+/* Raises the running maxima by a tile, and shrinks the sums by as much. */
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
 	mpt__real *most, mpt__real *total) {
 	const mpt__attention *w = t->w;
@@ -19309,7 +19178,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
 
 /* ==== Backward ====
  *
- * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
+ * With p = exp(score - lse), g = dout v^T by dropout's factors and delta = dout out, the slope of a
  * score is p (g - delta). */
 
 /* delta = dout out of the own queries. */
@@ -19333,11 +19202,11 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
 }
 
 /* Which sums of the own keys a pass takes, and with care or not. */
-typedef struct mpt__attention_pass {
+typedef struct {
 	bool dkv, dq, careful;
 } mpt__attention_pass;
 
-/* The sums of a tile's products: with weights in t->score, with slopes in t->slope. */
+/* Sums of a tile's products: weights in t->score, slopes in t->slope. */
 static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__attention_tile *at,
 	mpt__attention_pass pass, mpt__attention_rows q, mpt__attention_rows own,
 	mpt__attention_rows dout, mpt__real *dq) {
@@ -19351,7 +19220,7 @@ static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__at
 	if (pass.dq) mpt__attention_sum(t, at, care, t->slope, n, 1, own, true, dq, m, w->depth, n);
 }
 
-/* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
+/* The queries of one head from `query` on over the own keys, whose rows these are; dq: sums. */
 static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attention_pass pass,
 	int64_t head, int64_t query, mpt__attention_rows own, mpt__real *dq) {
 	const mpt__attention *w = t->w;
@@ -19382,7 +19251,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attentio
 	mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
 }
 
-/* The block of keys from `key` on as the own ones, for queries of some heads from `head` on. */
+/* The own block of keys from `key` on, for the queries of some heads from `head` on. */
 static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
 	int64_t head, int64_t heads, int64_t query, int64_t queries) {
 	const mpt__attention *w = t->w;
@@ -19405,7 +19274,7 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
 				t, pass, head + h, query + q, own, t->dq + (h * queries + q) * w->depth);
 }
 
-/* One block of keys, or one of queries for dq alone, or all of both for a key head. */
+/* A block of keys, or of queries for dq alone, or all of both for a key head. */
 static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
 	const mpt__attention *w = (const mpt__attention *)work;
 	const int64_t heads = w->dkv ? w->group : 1;
@@ -19528,21 +19397,20 @@ static void mpt__bf16x2_attention(const mpt__cpu_call *call) {
 
 #ifndef MPTRAIN_NO_CONV
 
-/* [N, C, H, W], by rows of pixels: of one channel, or, where both images are dense and channels
-   last, of all of them, `run`. */
-typedef struct mpt__cpu_image {
+/* [N, C, H, W], by rows of pixels: of one channel or, dense with channels last, of all, `run`. */
+typedef struct {
 	mpt__cpu_view view;
 	const mpt__operand *operand;
 	int64_t rows, columns;
 } mpt__cpu_image;
 
-/* Which of `size` elements, at most two, element `at` of the result is made of. */
-typedef struct mpt__cpu_source {
+/* Which elements of `size`, two at most, element `at` of the result is made of. */
+typedef struct {
 	int64_t first, second;
 	mpt__real weight; /* of the second */
 } mpt__cpu_source;
 
-typedef struct mpt__cpu_resize_work {
+typedef struct {
 	mpt__cpu_image from, image; /* before, after */
 	int way;
 	mpt__real step[2];         /* rows and columns before per one after */
@@ -19563,11 +19431,11 @@ static mpt__cpu_source mpt__cpu_source_of(
 	return s;
 }
 
-/* Rows that go together, since neighbours share those on the other side. */
+/* Rows that go together, as neighbours share the other side's. */
 #define MPT__RESIZE_ROWS 8
 #define MPT__RESIZE_MANY 16 /* channels, from which on routines are worth their calls: measured */
 
-/* Where row `row` of a plane begins, and the distance of its elements. */
+/* Where row `row` of a plane begins, and its step. */
 static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
 	int64_t plane, int64_t row, int64_t *step) {
 	const mpt__operand *o = image->operand;
@@ -19755,8 +19623,7 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
 	w.run = mpt__cpu_resize_run(launch);
 	w.chunks = mpt__cpu_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
 	int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
-	mpt__parallel(call->pool, planes / w.run * w.chunks,
-		mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
+	mpt__cpu_for(call, planes / w.run * w.chunks, planes * w.image.rows * w.image.columns, 12.0,
 		backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
 #endif
@@ -19850,7 +19717,7 @@ MPT__END_REGION
 #ifdef MPT__CPU_HERE
 MPT__BEGIN_COLD
 /* ----
- * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
+ * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a backend.
  * ---- */
 
 #if defined(MPTRAIN_NO_SIMD)
@@ -19892,15 +19759,15 @@ static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
 #endif
 }
 
-/* The register states that the operating system saves. Needs OSXSAVE. */
+/* The register states that the system saves. Needs OSXSAVE. */
 MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
 
 #define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
 #define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
 #define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
 
-/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
-typedef struct mpt__cpu_bit {
+/* A bit of leaf 7, numbered as in Intel's manual, volume 2, "CPUID". */
+typedef struct {
 	uint8_t subleaf, word, bit;
 	uint16_t feature; /* MPT__CPU_ */
 	uint32_t state;   /* of the registers it works on */
@@ -19935,7 +19802,7 @@ static uint32_t mpt__cpu_features_x86(void) {
 }
 #endif
 
-/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
+/* The MPT__CPU_ bits that both CPU and operating system support. */
 static uint32_t mpt__cpu_features(void) {
 	uint32_t features = 0;
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
@@ -19957,9 +19824,9 @@ static uint32_t mpt__cpu_features(void) {
 
 /* ==== Levels ==== */
 
-/* A level has all the kernels of the slower ones in this table from REF on that the CPU has, too,
-   and puts its own routines and its products of matrices in their place. */
-typedef struct mpt__cpu_level {
+/* A level has the kernels of all slower ones above it, from REF on, that the CPU has, too, and its
+   own routines and products of matrices in place of theirs. */
+typedef struct {
 	mpt_isa isa;
 	const char *name;
 	uint32_t needs;                      /* MPT__CPU_ bits */
@@ -19993,13 +19860,12 @@ static const mpt__cpu_level mpt__cpu_levels[] = {
 
 /* NULL for AUTO and for values that are no level. */
 static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
-	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++)
 		if (mpt__cpu_levels[i].isa == isa) return &mpt__cpu_levels[i];
-	}
 	return NULL;
 }
 
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+/* Whether `isa` can run with these features. AUTO, NULL and REF always can. */
 static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
 	const mpt__cpu_level *level = mpt__cpu_find_level(isa);
 	return level ? (features & level->needs) == level->needs : isa == MPT_ISA_AUTO;
@@ -20012,14 +19878,13 @@ MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
 
 MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name) {
 	if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
-	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++)
 		if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
-	}
 	return MPT_ISA_UNKNOWN;
 }
 
-/* What AUTO means: the fastest level that is built in and that a CPU with these features has. Where
-   there are tiles, VDPBF16PS is slower than FMA in fp32 (measured on Sapphire Rapids). */
+/* AUTO: the fastest level of this build that the features allow. Where there are tiles, VDPBF16PS
+   is slower than FMA in fp32 (measured on Sapphire Rapids). */
 static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
 	mpt_isa best = MPT_ISA_REF;
 	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
@@ -20035,8 +19900,8 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
 
 /* ==== Backend ==== */
 
-/* What this process may use of the CPU's features. AMX counts if the system grants its tiles, for
-   which it is asked only where they may be wanted: it is for the life of the process. */
+/* What this process may use. AMX counts if the system grants its tiles, which is asked only where
+   they may be wanted: it is for the life of the process. */
 static uint32_t mpt__cpu_granted_features(bool amx) {
 	uint32_t features = mpt__cpu_features();
 #ifdef MPTRAIN_EMULATE_AMX
@@ -20055,7 +19920,7 @@ static uint32_t mpt__cpu_granted_features(bool amx) {
 static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features, bool amx) {
 	const mpt__cpu_level *level = mpt__cpu_find_level(isa);
 	const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
-	if (level == NULL) {
+	if (!level) {
 		mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
 			"auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
 		return false;
@@ -20082,7 +19947,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 
 /* ==== The table of kernels ==== */
 
-/* Functions that are a kernel by another name, and kernels that this build leaves out. */
+/* Functions that are a kernel by another name, or left out of this build. */
 #define mpt__cpu_pair_loss_backward mpt__cpu_pair_loss
 #ifdef MPTRAIN_NO_CONV
 #define mpt__cpu_conv NULL
@@ -20107,7 +19972,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_hash_grid_backward mpt__cpu_hash_grid
 #define mpt__cpu_attention_dq mpt__cpu_attention
 #define mpt__cpu_attention_dkv mpt__cpu_attention
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#ifndef MPT__HAS_NORMS
 #define mpt__cpu_norm NULL
 #else
 #define mpt__cpu_norm mpt__norm_run
@@ -20150,7 +20015,7 @@ static const struct {
 	{MPT__K_INTERPOLATE, mpt__cpu_resize_workspace},
 	{MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize_workspace},
 #endif
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 	{MPT__K_NORM, mpt__norm_workspace},
 	{MPT__K_NORM_BACKWARD, mpt__norm_workspace},
 #endif
@@ -20164,7 +20029,7 @@ static const struct {
 #endif
 };
 
-/* All kernels, then what each level up to that of `cpu` has instead. */
+/* All kernels, then what each level up to the cpu's has instead. */
 static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 	cpu->routines = &mpt__ref_routines;
 	for (int k = 0; k < MPT__KERNEL_COUNT; k++) cpu->kernel[k].run = mpt__cpu_kernels[k];
@@ -20177,10 +20042,10 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 	for (const mpt__cpu_level *level = mpt__cpu_levels; level <= last; level++) {
 		const bool runs = level == last || mpt__isa_supported(level->isa, mpt__cpu_features());
 		if (!level->built || !runs) continue;
-		if (level->routines != NULL) cpu->routines = level->routines;
+		if (level->routines) cpu->routines = level->routines;
 		cpu->backend->planes = cpu->routines->planes != NULL;
 #ifdef MPT__HAS_GEMM
-		if (level->gemm == NULL) continue;
+		if (!level->gemm) continue;
 		mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
 		mpt__cpu_add_convs(cpu, level->gemm);
 #ifndef MPTRAIN_NO_RECURRENT
@@ -20188,8 +20053,7 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 #endif
 	}
-	if (cpu->routines->copy_halves != NULL)
-		mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
+	if (cpu->routines->copy_halves) mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
 #if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_ATTENTION)
 	for (int k = MPT__K_ATTENTION; k <= MPT__K_ATTENTION_DKV; k++)
 		if (cpu->isa == MPT_ISA_AVX512_BF16) cpu->kernel[k].run = mpt__bf16x2_attention;
@@ -20197,17 +20061,17 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 }
 
 #if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
-/* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
-   order. False where memory is out. */
+/* The reference's kernels in the widest vectors of its bits, and products in its order. False where
+   memory is out. */
 static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
 	const mpt__cpu_level *best = NULL;
 	for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
 		const mpt__cpu_level *level = &mpt__cpu_levels[i];
 		if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
 	}
-	if (best == NULL) return true;
+	if (!best) return true;
 	mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
-	if (own == NULL) return false;
+	if (!own) return false;
 	*own = *best->routines;
 	own->sum_products = mpt__ref_routines.sum_products;
 	own->flushes = mpt__ref_routines.flushes;
@@ -20232,7 +20096,7 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(
 	if (isa == MPT_ISA_AUTO) isa = mpt__cpu_best(features, amx);
 	if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
 	mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
-	if (cpu == NULL) return base->status;
+	if (!cpu) return base->status;
 	if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
 	*chosen = isa;
 #if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
@@ -20248,7 +20112,7 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(
 MPT__SHARED mpt__pool *mpt__cpu_lends(
 	const mpt__backend *backend, const mpt__convert_table **convert) {
 	const mpt__cpu *cpu = (const mpt__cpu *)backend->self;
-	if (cpu->routines != NULL) *convert = cpu->routines->convert;
+	if (cpu->routines) *convert = cpu->routines->convert;
 	return cpu->pool;
 }
 
@@ -26596,8 +26460,8 @@ mpt_tensor mpt_detach(mpt_tensor x) {
 
 /* ==== Reshape ==== */
 
-/* Strides under which a tensor shows `shape` without a copy; false if there are none. Runs of
-   dimensions that lie evenly in memory can be cut anew, others cannot. */
+/* Strides under which a tensor shows `shape` without a copy; false: there are none. Runs of
+   dimensions that lie evenly can be cut anew, others cannot. */
 static bool mpt__reshape_strides(
 	const mpt__tensor *tensor, const mpt_shape *shape, int64_t *stride) {
 	mpt__shape_strides(shape, stride);
@@ -26805,7 +26669,7 @@ mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t
 	return mpt__slice("mpt_slice", x, dim, start, stop, step);
 }
 
-/* A slice of one, whose dimension a reshape takes away: of size 1, so that no strides forbid it. */
+/* A slice of one, whose dimension a reshape takes away: no strides forbid that. */
 mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
 	const mpt__tensor *tensor = mpt__enter_at(x, "mpt_select", "argument 1");
 	int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
@@ -26933,7 +26797,7 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
 	return MPT_OK;
 }
 
-/* The part of `whole` that input n takes, which starts at *start; moves *start on. */
+/* Input n's part of `whole`, from *start on, which it moves on. */
 static mpt__tensor mpt__cat_part(
 	const mpt__frame *frame, const mpt__tensor *whole, int n, int64_t *start) {
 	int64_t dim = frame->attributes->index[0];
@@ -26944,7 +26808,7 @@ static mpt__tensor mpt__cat_part(
 	return part;
 }
 
-/* Every input to its part of the output, or its gradient from that of dy. */
+/* Every input to its part of the output, or its gradient from dy's. */
 static mpt_status mpt__cat_parts(mpt__frame *frame, const mpt__tensor *whole, bool backward) {
 	int64_t start = 0;
 	mpt_status status = MPT_OK;
@@ -27418,24 +27282,20 @@ static bool mpt__good_number(
 	return good;
 }
 
-/* The attributes of a pair loss: how many inputs it needs, how many get gradients, p and r. */
-static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
-	mpt__attributes attributes = mpt__no_attributes;
-	attributes.required = (uint8_t)required;
-	attributes.index[1] = gradients;
-	attributes.imm[0] = p;
-	attributes.imm[1] = r;
-	return attributes;
-}
-
+/* A pair loss that needs so many inputs, of which so many get gradients; p and r, and how far its
+   function lies behind the row's. */
 static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
-	mpt__attributes *attributes, mpt_reduction reduction) {
+	mpt_reduction reduction, int required, int gradients, double p, double r, int behind) {
+	mpt__attributes attributes = mpt__no_attributes;
 	mpt_context *ctx = mpt__context_of(in, n_in);
 	bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
 	if (!mpt__good_reduction(ctx, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
 		return mpt__null(ctx);
-	attributes->reduction = (uint8_t)reduction;
-	return mpt__apply1(name, op, in, n_in, attributes);
+	attributes.required = (uint8_t)required;
+	attributes.index[0] = behind, attributes.index[1] = gradients;
+	attributes.imm[0] = p, attributes.imm[1] = r;
+	attributes.reduction = (uint8_t)reduction;
+	return mpt__apply1(name, op, in, n_in, &attributes);
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -27476,8 +27336,8 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
 	return launch;
 }
 
-/* A vector, or a number as one element; a table, or a vector as its only row. Inlined, as is all
-   that a step of a small net runs. */
+/* A vector, or a number as one element; a table, or a vector as its row. Inlined, as is all that a
+   step of a small net runs. */
 static MPT__FORCE_INLINE void mpt__operand_vector(
 	mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
 	bool number = tensor->shape.rank == 0;
@@ -27520,8 +27380,8 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
 	return mpt__submit(frame->context, launch);
 }
 
-/* dx of the losses above: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from its
-   input x, or from log-probabilities where the sums of the rows are NULL. */
+/* dx of these losses: NLL_BACKWARD from the targets alone, CROSS_ENTROPY_BACKWARD from x, or from
+   log-probabilities where the rows' sums are NULL. */
 static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const mpt__tensor *x,
 	const mpt__tensor *rows, const mpt__tensor *dx, mpt__access access) {
 	int at = 0;
@@ -27537,9 +27397,9 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 	return mpt__submit(frame->context, launch);
 }
 
-/* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
-   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
-   the log_softmax's own input. Its record finds no gradient and does nothing. */
+/* Whether the log-probabilities come from a log_softmax over classes that nothing else reads. Then
+   both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
+   log_softmax's input, whose record finds no gradient and does nothing. */
 static bool mpt__nll_fuses(const mpt__tensor *x) {
 	if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
 	const mpt__record *below = x->record;
@@ -27571,13 +27431,13 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
 		frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
-/* Read where it stands: the reader of a copy would wait for the copy's stores. */
+/* Read where it stands: a copy's reader would wait for its stores. */
 static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
 
 mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 
-/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
-   0 of a single sample. */
+/* Cross-entropy against probabilities of the logits' shape; the classes are dimension 1, or 0 of a
+   single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
 	mpt_shape shape, const mpt_nll_config *config) {
 	MPT__PLAIN_FLOATS;
@@ -27601,15 +27461,14 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
 		for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
 		in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
 	}
-	double each = config->label_smoothing / (double)shape.dim[dim];
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
 	mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
-	mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
+	mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, reduction, 2, 2,
+		config->label_smoothing, config->label_smoothing / (double)shape.dim[dim], 0);
 	if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
 	return mpt__spares_end(&spares, loss);
 }
 
-/* Turns in[0] from [N, C, d1..] into [N d1.., C], and its targets in in[1] into [N d1..]. Gives the
+/* Turns in[0] from [N, C, d1..] into [N d1.., C], and the targets in[1] into [N d1..]. Gives the
    rows of a sample, or -1. */
 static int64_t mpt__fold_positions(
 	mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x, const mpt__tensor *t) {
@@ -27642,8 +27501,8 @@ static int64_t mpt__fold_positions(
 #ifdef MPTRAIN_NO_WATCH
 #define mpt__check_source(ctx, name, nll, x) ((void)0)
 #else
-/* Looks at the op that the input of a loss comes from: a product with weights has no
-   log-probabilities, nor has a softmax, whose probabilities are no logits either. Said once. */
+/* Looks at the op that a loss's input comes from: a product with weights has no log-probabilities,
+   nor has a softmax, whose probabilities are no logits either. Said once. */
 static void mpt__check_source(mpt_context *ctx, const char *name, bool nll, const mpt__tensor *x) {
 	const mpt__record *from = x->record;
 	while (from &&
@@ -27743,7 +27602,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
 	return MPT_OK;
 }
 
-/* What the sum is divided by. Class probabilities have one loss for all C classes. */
+/* The sum's divisor. Class probabilities have one loss for all C classes. */
 static double mpt__pair_divisor(const mpt__frame *frame, const mpt__tensor *x) {
 	int rank = x->shape.rank;
 	double n = (double)mpt__tensor_numel(x);
@@ -27775,7 +27634,7 @@ static mpt_status mpt__pair_forward(mpt__frame *frame) {
 	return mpt__submit(frame->context, launch);
 }
 
-/* One launch per gradient; that of an input which was broadcast is summed. */
+/* One launch per gradient; that of a broadcast input is summed. */
 static mpt_status mpt__pair_backward(mpt__frame *frame) {
 	const mpt__tensor *x = frame->saved[0];
 	for (int i = 0; i < frame->attributes->index[1]; i++) {
@@ -27800,33 +27659,29 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 static mpt_tensor mpt__apply_plain_pair(
 	const char *name, int op, mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
 	mpt_tensor in[] = {input, target};
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-	return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+	return mpt__apply_pair(name, op, in, 2, reduction, 2, 2, 0.0, 0.0, 0);
 }
 
-mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-	return mpt__apply_plain_pair("mpt_mse_loss", MPT__OP_mse_loss, input, target, reduction);
-}
-mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-	return mpt__apply_plain_pair("mpt_l1_loss", MPT__OP_l1_loss, input, target, reduction);
-}
-mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
-	return mpt__apply_plain_pair(
-		"mpt_soft_margin_loss", MPT__OP_soft_margin_loss, input, target, reduction);
-}
+#define MPT__DEFINE_LOSS(name) \
+	mpt_tensor mpt_##name(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) { \
+		return mpt__apply_plain_pair("mpt_" #name, MPT__OP_##name, input, target, reduction); \
+	}
+MPT__DEFINE_LOSS(mse_loss)
+MPT__DEFINE_LOSS(l1_loss)
+MPT__DEFINE_LOSS(soft_margin_loss)
+#undef MPT__DEFINE_LOSS
 
 /* With a number, called `what`, that must be `good`. */
 static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor input,
 	mpt_tensor target, mpt_reduction reduction, double number, const char *what, const char *good) {
 	mpt_tensor in[] = {input, target};
-	mpt__attributes attributes =
-		mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
 	mpt_context *ctx = mpt__context_of(in, 2);
 	if (!mpt__good_number(ctx, name, what, number, good)) return mpt__null(ctx);
 	/* With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
-	if (op == MPT__OP_smooth_l1_loss && !(number > 0.0))
-		attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;
-	return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+	bool l1 = op == MPT__OP_smooth_l1_loss && !(number > 0.0);
+	return mpt__apply_pair(name, op, in, 2, reduction, 2,
+		op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0,
+		l1 ? (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1 : 0);
 }
 
 mpt_tensor mpt_smooth_l1_loss(
@@ -27848,25 +27703,22 @@ mpt_tensor mpt_hinge_embedding_loss(
 mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
 	mpt_tensor weight, mpt_tensor pos_weight, mpt_reduction reduction) {
 	mpt_tensor in[] = {logits, target, weight, pos_weight};
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
 	return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
-		MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+		MPT__OP_binary_cross_entropy_with_logits, in, 4, reduction, 2, 2, 0.0, 0.0, 0);
 }
 
 mpt_tensor mpt_binary_cross_entropy(
 	mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight, mpt_reduction reduction) {
 	mpt_tensor in[] = {probabilities, target, weight};
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-	return mpt__apply_pair(
-		"mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3, &attributes, reduction);
+	return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
+		reduction, 2, 2, 0.0, 0.0, 0);
 }
 
 mpt_tensor mpt_kl_div(
 	mpt_tensor input, mpt_tensor target, bool log_target, mpt_reduction reduction) {
 	mpt_tensor in[] = {input, target};
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-	attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
-	return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
+	return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, reduction, 2, 2, 0.0, 0.0,
+		log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0);
 }
 
 mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor variance,
@@ -27885,17 +27737,16 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
 		in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
 	}
 	double half_log_2_pi = 0.91893853320467274;
-	mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
-	return mpt__spares_end(
-		&spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
+	return mpt__spares_end(&spares,
+		mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, reduction, 3, 3, eps,
+			full ? half_log_2_pi : 0.0, 0));
 }
 
 mpt_tensor mpt_margin_ranking_loss(
 	mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction) {
 	mpt_tensor in[] = {a, b, target};
-	mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
-	return mpt__apply_pair(
-		"mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3, &attributes, reduction);
+	return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3, reduction,
+		3, 3, margin, 0.0, 0);
 }
 
 mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input, bool full,
@@ -27904,9 +27755,8 @@ mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_in
 	mpt_tensor in[] = {input, target};
 	if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
 		return mpt__null(mpt__context_of(in, 2));
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
-	attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
-	return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+	return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, reduction, 2, 2, eps, full,
+		log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0);
 }
 
 /* ---- Means over the classes, the last dimension ---- */
@@ -27926,14 +27776,13 @@ mpt_tensor mpt_multilabel_soft_margin_loss(
 	spares.count = 0;
 	if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
 		return mpt__null(mpt__context_of(in, 3));
-	mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
 	mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
-		&attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+		reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE, 2, 2, 0.0, 0.0, 0);
 	return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
-/* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
-   */
+/* A pair is an input and whether it is the target's; beside it stand the target's input and
+   weight. */
 mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, double margin,
 	mpt_tensor weight, mpt_reduction reduction) {
 	static const char name[] = "mpt_multi_margin_loss";
@@ -27968,9 +27817,8 @@ mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, do
 		in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
 		in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
 	}
-	mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
-	mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
-		reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+	mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3,
+		reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE, 3, 3, margin, p, 0);
 	return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
@@ -27987,7 +27835,7 @@ static mpt_tensor mpt__distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
 	return mpt__spare(spares, mpt_norm(difference, 2, -1, false));
 }
 
-/* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
+/* Begins such a call: one shape for all, halves become fp32. */
 static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
 	static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
 	mpt_context *ctx = mpt__context_of(in, n);
@@ -28019,17 +27867,17 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
 	of[0] = mpt__distance(&spares, in[0], in[1], eps);
 	of[1] = mpt__distance(&spares, in[0], in[2], eps);
 	if (swap) of[2] = mpt__distance(&spares, in[1], in[2], eps);
-	mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
-	return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
-													swap ? 3 : 2, &attributes, reduction));
+	return mpt__spares_end(&spares,
+		mpt__apply_pair(
+			name, MPT__OP_triplet_margin_loss, of, swap ? 3 : 2, reduction, 2, 3, margin, swap, 0));
 }
 
 /* ---- Cosines ----
  *
- * Of a and b with the lengths |a| and |b|, in place of which eps stands where they are below: the
- * sum of a (b / |b|), over |a|. No product of lengths comes up, which fp32 might not hold. */
+ * Of a and b with lengths |a| and |b|, or eps where these are below it: the sum of a (b / |b|),
+ * over |a|. No product of lengths comes up, which fp32 might not hold. */
 
-/* The length of input i, and that but for those below eps, which is imm[0]; NULL on error. */
+/* The length of input i, and that with eps, imm[0], where it is below; NULL on error. */
 static mpt__tensor *mpt__lengths(
 	mpt__frame *frame, int i, mpt__tensor *each, mpt__tensor **at_least) {
 	const mpt__tensor *x = frame->in[i];
@@ -28062,7 +27910,7 @@ static mpt_status mpt__cosine_forward(mpt__frame *frame) {
 	return mpt__launch_copy(ctx, cosine, &out, MPT__WRITE);
 }
 
-/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no share in the second term. */
+/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no part in the second term. */
 static mpt_status mpt__cosine_backward(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
 	mpt__tensor *const *saved = frame->saved;
@@ -28118,19 +27966,17 @@ mpt_tensor mpt_cosine_embedding_loss(
 	if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
 	mpt__products(&spares, in, -1, of);
 	of[3] = target;
-	mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
 	return mpt__spares_end(&spares,
-		mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4, &attributes, reduction));
+		mpt__apply_pair(
+			name, MPT__OP_cosine_embedding_loss, of, 4, reduction, 4, 3, margin, eps, 0));
 }
 MPT__END_REGION
 
 MPT__BEGIN_COLD
 /* ----
- * ops/conv.c: convolutions as ops.
- *
- * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
- * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
- * the first has size 1.
+ * ops/conv.c: convolutions as ops, between an image x and an image y: forward computes y, or,
+ * transposed, x. Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension
+ * is two, of which the first has size 1.
  * ---- */
 
 /* attributes->index of a convolution: pairs (MPT__TWO) but for the first and the last. */
@@ -28165,7 +28011,7 @@ static mpt__tensor mpt__image_view(const mpt__tensor *tensor) {
 	return view;
 }
 
-/* The size of dimension d (0: lines) of the output; sets the padding where it is to be `same`. */
+/* Size d (0: lines) of the output; sets the padding where it is to be `same`. */
 static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t kernel) {
 	int64_t *index = frame->attributes->index;
 	int64_t stride = MPT__TWO_AT(index[MPT__CONV_STRIDE], d);
@@ -28231,7 +28077,7 @@ static bool mpt__image_dense(const mpt__tensor *image) {
 	return true;
 }
 
-/* A dense image like that one, until the end of the call; false with an error recorded. */
+/* A dense image like that, until the call ends; false with an error recorded. */
 static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype) {
 	mpt__tensor *dense = mpt__temporary(frame, dtype, &view->shape);
 	if (!dense) return false;
@@ -28248,14 +28094,14 @@ static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype, 
 			mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
-/* A tensor as a dense image of the dtype that products round it to. */
+/* A tensor as a dense image of the dtype that products round to. */
 static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
-	mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
-	return mpt__image_as(frame, *tensor, dtype, view);
+	return mpt__image_as(frame, *tensor,
+		frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute, view);
 }
 
-/* Weights in their form, or, where that would have to be copied and a CPU does it, from what they
-   are: to round them on the way costs nothing. */
+/* Weights in their form; where a CPU would have to copy that, as they are: rounding on the way
+   costs nothing. */
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
 	mpt__source source = {weight->storage, weight->dtype};
 	mpt__tensor from = mpt__image_view(weight);
@@ -28305,7 +28151,7 @@ static mpt__launch *mpt__conv_begin(
 #ifdef MPTRAIN_NO_SIMD
 #define mpt__conv_planes(frame, x, y) false /* no backend has them */
 #else
-/* Whether a backend's routines for few channels take it with images x and y as they lie. */
+/* Whether a backend's routines for few channels take images x and y as they lie. */
 static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *y) {
 	const int64_t *index = frame->attributes->index;
 	const mpt_shape *w = &frame->in[1]->shape;
@@ -28341,8 +28187,8 @@ static void mpt__operand_planes(
 	}
 }
 
-/* One of the three launches, the tensors as operands, contiguous but for the one that is written.
-   end: of a forward one; gate, sums: operands 5 and 3 of a backward one, or NULL. */
+/* One of the three launches, all tensors contiguous but the written one. end: of a forward one;
+   gate, sums: operands 5 and 3 of a backward one, or NULL. */
 static mpt_status mpt__launch_planes(mpt__frame *frame, mpt__kernel kernel,
 	const mpt__tensor *const tensor[3], const mpt__conv_end *end, const mpt__tensor *gate,
 	const mpt__tensor *sums, mpt__access sums_access, mpt__access access) {
@@ -28399,8 +28245,8 @@ static mpt_status mpt__planes_backward(mpt__frame *frame) {
 		frame, MPT__K_CONV_BACKWARD_WEIGHT, tensor, NULL, gate, sums, sums_access, access);
 }
 
-/* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
-   tensor itself, or a dense image that is then copied to it. */
+/* One of the three launches, with image[i] as operand i, and `out` written: itself, or by way of a
+   dense image. */
 static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
 	const mpt__conv_end *end, const mpt__tensor *out, mpt__access access) {
 	static const uint8_t written[] = {2, 0, 1};
@@ -28422,7 +28268,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
 	return mpt__launch_copy(frame->context, &image[o], &to, access);
 }
 
-/* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
+/* What forward computes of the weight and what follows, the residual lying anyhow. */
 static mpt_status mpt__conv_compute(
 	mpt__frame *frame, const mpt__tensor *weight, mpt__conv_end end) {
 	bool transposed = frame->op == MPT__OP_conv_transpose2d;
@@ -28450,7 +28296,7 @@ static mpt_status mpt__conv_compute(
 
 /* ==== Waiting for a norm ==== */
 
-/* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
+/* Takes what waits, as its call's frame; mpt__waiting_end follows. */
 static void mpt__waiting_begin(mpt__frame *frame, mpt_context *ctx, mpt__waiting *taken) {
 	*taken = ctx->waiting;
 	ctx->waiting.out = NULL;
@@ -28553,16 +28399,13 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-mpt_conv_config mpt_conv_config_default(void) {
-	mpt_conv_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_conv_config, {
 	for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
 	config.groups = 1;
 	config.bias = true;
-	return config;
-}
+})
 
-/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+/* What is wrong with a config's numbers; NULL: nothing. */
 static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
 	bool transposed = op == MPT__OP_conv_transpose2d;
 	if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
@@ -28581,8 +28424,8 @@ static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
 	return NULL;
 }
 
-/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
-   of lines of size 1. False with an error recorded by `call`. */
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is for
+   lines of size 1. False with an error recorded by `call`. */
 static bool mpt__conv_attributes(
 	mpt_context *ctx, const char *call, int op, const mpt_conv_config *config, mpt__attributes *a) {
 	mpt_conv_config c = config ? *config : mpt_conv_config_default();
@@ -28618,19 +28461,15 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
 	return mpt__apply1(call, op, in, 3, &attributes);
 }
 
-mpt_tensor mpt_conv2d(
-	mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-	return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
-}
-mpt_tensor mpt_conv1d(
-	mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-	return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
-}
-mpt_tensor mpt_conv_transpose2d(
-	mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) {
-	return mpt__conv_call(
-		"mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias, config);
-}
+#define MPT__DEFINE_CONV(name) \
+	mpt_tensor mpt_##name( \
+		mpt_tensor x, mpt_tensor weight, mpt_tensor bias, const mpt_conv_config *config) { \
+		return mpt__conv_call("mpt_" #name, MPT__OP_##name, x, weight, bias, config); \
+	}
+MPT__DEFINE_CONV(conv2d)
+MPT__DEFINE_CONV(conv1d)
+MPT__DEFINE_CONV(conv_transpose2d)
+#undef MPT__DEFINE_CONV
 
 MPT__END_REGION
 
@@ -28651,7 +28490,7 @@ static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 
 /* ==== Norms ==== */
 
@@ -28666,8 +28505,7 @@ static bool mpt__norm_of_rows(const mpt__frame *frame) {
 	return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
 }
 
-/* Whether an optional argument is float and has the last dimensions of x from `first` on; or those
-   alone that lie before `last`. */
+/* Whether an optional argument is float and has the dimensions of x from `first` to `last`. */
 static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
 	const mpt__tensor *x = frame->in[0], *got = i < frame->n_in ? frame->in[i] : NULL;
 	mpt_shape want = MPT_SCALAR;
@@ -28693,7 +28531,7 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
 	return true;
 }
 
-/* What is added to x or to the result: of another dtype only where autocast promotes. */
+/* What is added to x or to the result: of another dtype only if autocast promotes. */
 static bool mpt__norm_residual(mpt__frame *frame, int i) {
 	const mpt__tensor *x = frame->in[0], *more = i < frame->n_in ? frame->in[i] : NULL;
 	if (!more) return true;
@@ -28748,8 +28586,8 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* The stride of dimensions 2 and up as a single one; -1: they do not lie as one. */
+#ifdef MPT__HAS_NORMS
+/* The stride of dimensions 2 and up as one; -1: they do not lie so. */
 static int64_t mpt__inner_stride(const mpt__tensor *x) {
 	int64_t stride = -1, next = -1;
 	for (int d = x->shape.rank - 1; d > 1; d--) {
@@ -28775,7 +28613,7 @@ static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
 	if (mpt__channels_inside(x)) mpt__copy_dims(to->stride, x->stride, x->shape.rank);
 }
 
-/* A tensor of the shape of x itself, or a copy that lies as x does. */
+/* A tensor of x's shape itself, or a copy that lies as x does. */
 static const mpt__tensor *mpt__lying_as(
 	mpt__frame *frame, const mpt__tensor *tensor, const mpt__tensor *x) {
 	bool inside = mpt__channels_inside(x);
@@ -28973,7 +28811,7 @@ mpt_tensor mpt_group_norm(
 	return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
 }
 
-/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+/* mpt__call_run for a norm whose second output is the sum that it normalises. */
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
 	mpt_status status = mpt__call_shape(frame);
 	frame->out[0] = frame->out[1] = NULL;
@@ -29095,7 +28933,7 @@ static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
 	return launch;
 }
 
-/* Means of all there is of each channel are an ordinary reduction. */
+/* Means of whole channels are an ordinary reduction. */
 static bool mpt__pools_all(const mpt__frame *frame) {
 	const int64_t *a = frame->attributes->index;
 	return frame->op == MPT__OP_avg_pool2d && (a[6] & MPT__POOL_ADAPTIVE) && a[0] == 1 && a[1] == 1;
@@ -29212,20 +29050,17 @@ static mpt_tensor mpt__apply_pool(
 	return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
-mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-	return mpt__apply_pool(
-		"mpt_max_pool2d", MPT__OP_max_pool2d, x, mpt__pooling_attributes(config));
-}
-mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config) {
-	return mpt__apply_pool(
-		"mpt_avg_pool2d", MPT__OP_avg_pool2d, x, mpt__pooling_attributes(config));
-}
-mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config) {
-	return mpt__apply_pool1d("mpt_max_pool1d", MPT__OP_max_pool2d, x, config);
-}
-mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config) {
-	return mpt__apply_pool1d("mpt_avg_pool1d", MPT__OP_avg_pool2d, x, config);
-}
+#define MPT__DEFINE_POOL(kind) \
+	mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+		return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+	} \
+	mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+		return mpt__apply_pool("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, x, \
+			mpt__pooling_attributes(config)); \
+	}
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
 mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width) {
 	return mpt__apply_pool(
 		"mpt_adaptive_max_pool2d", MPT__OP_max_pool2d, x, mpt__adaptive_attributes(height, width));
@@ -29238,8 +29073,7 @@ mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width) 
 MPT__END_REGION
 
 /* ----
- * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
- * its logits.
+ * ops/attention.c: embedding and attention as ops, and the classifier that never holds all logits.
  * ---- */
 
 #ifdef MPTRAIN_NO_ATTENTION
@@ -29273,7 +29107,7 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
 	return MPT_OK;
 }
 
-/* Sizes of a table [L, T, F], and cells of the first level and of the last one. */
+/* Sizes of a table [L, T, F], and cells of the first and the last level. */
 static bool mpt__good_grid(const int64_t size[3], const int64_t cells[2]) {
 	return size[0] > 0 && size[1] > 0 && size[2] > 0 && size[2] <= 8 && cells[0] > 0 &&
 		cells[1] >= cells[0] && cells[1] <= 1 << 20;
@@ -29357,14 +29191,14 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
  *
  * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
  * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
- * each other in it. imm: scale, dropout; index: causal, stream and call of dropout,
- * window, place of the first query. */
+ * each other. imm: scale, dropout; index: causal, stream and call of dropout, window, place of the
+ * first query. */
 
 typedef struct {
 	mpt__tensor q, k, v;
 } mpt__attention_views;
 
-/* [.., T, D], or one of `parts` equal parts of the last dimension, by heads, as [B, H, T, D]. */
+/* [.., T, D], or one of `parts` of the last dimension, by heads, as [B, H, T, D]. */
 static mpt__tensor mpt__attention_view(
 	const mpt__frame *frame, const mpt__tensor *x, int part, int parts) {
 	mpt__tensor view = *x;
@@ -29604,10 +29438,11 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
 	for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
 	if (!good)
 		return mpt__error(ctx, SHAPE,
-						  "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
-						  &x->shape, &w->shape, &t->shape);
-	if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
-			   by->dtype != frame->out_dtype[0]))
+			"input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]", &x->shape,
+			&w->shape, &t->shape);
+	if (by &&
+		(by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
+			by->dtype != frame->out_dtype[0]))
 		return mpt__error(ctx, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
 			&by->shape, frame->out_dtype[0], w->shape.dim[0]);
 	if (!mpt__promotes(ctx) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
@@ -29674,7 +29509,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
 	return mpt__submit(frame->context, launch) == MPT_OK;
 }
 
-/* Looks at all targets, and at what a mean divides by. `losses`: [rows] with MPT_NONE, else [1]. */
+/* Looks at all targets, and at a mean's divisor. `losses`: [rows] with MPT_NONE, else [1]. */
 static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
 	const mpt__tensor *losses, const mpt__tensor *divisor) {
 	mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);
@@ -29789,18 +29624,9 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-mpt_attention_config mpt_attention_config_default(void) {
-	mpt_attention_config config;
-	mpt__zero(config);
-	return config;
-}
+MPT__DEFAULTS(mpt_attention_config, )
 
-mpt_rope_config mpt_rope_config_default(void) {
-	mpt_rope_config config;
-	mpt__zero(config);
-	config.base = 10000.0;
-	return config;
-}
+MPT__DEFAULTS(mpt_rope_config, config.base = 10000.0;)
 
 #ifdef MPTRAIN_NO_ATTENTION
 
@@ -30066,15 +29892,11 @@ MPT__END_REGION
  * ops/recurrent.c: recurrent nets as ops: one layer in one direction.
  *
  * What x gives to the gates of all steps is one product; then each step is a product with the state
- * and a launch for the gates. Backward goes the other way, and the weights' gradients are a product
- * over all steps. Gates and cells are kept in fp32, whatever the dtype of x.
+ * and a launch for the gates. Backward goes the other way, and the weights' gradients are products
+ * over all steps. Gates and cells are fp32, whatever the dtype of x.
  * ---- */
 
-mpt_cell_config mpt_cell_config_default(void) {
-	mpt_cell_config how;
-	mpt__zero(how);
-	return how;
-}
+MPT__DEFAULTS(mpt_cell_config, )
 
 #ifdef MPTRAIN_NO_RECURRENT
 
@@ -30259,7 +30081,7 @@ static mpt__tensor mpt__by_time(const mpt__recurrence *r, const mpt__tensor *all
 	return view;
 }
 
-/* Whether all steps are one launch; a few sequences are better off with products of few rows. */
+/* Whether all steps are one launch; few sequences are better off with products of few rows. */
 static bool mpt__recurrent_unrolls(const mpt__frame *frame, const mpt__recurrence *r) {
 	return !r->wide && r->batch >= 4 && (frame->context->backend.unrolls >> frame->compute & 1);
 }
@@ -30297,7 +30119,7 @@ static mpt_status mpt__recurrent_product(mpt__frame *frame, const mpt__tensor *a
 	return mpt__submit(frame->context, launch);
 }
 
-/* The dense tensors that the kernels read of an input; NULL where it is absent. */
+/* A dense input for the kernels; NULL where it is absent. */
 static bool mpt__recurrent_dense(
 	mpt__frame *frame, const mpt__tensor *from, const mpt__tensor **dense) {
 	*dense = from ? mpt__contiguous_of(frame, from) : NULL;
@@ -30367,7 +30189,7 @@ static void mpt__unrolled_save(mpt__frame *frame, const mpt__unrolled *u) {
 	mpt__save(frame, u->inner);
 }
 
-/* The products of a step with its state; false where there is none, which counts as 0. */
+/* A step's products with its state; false without one, which counts as 0. */
 static bool mpt__unrolled_given(
 	mpt__frame *frame, const mpt__unrolled *u, const mpt__tensor *before) {
 	if (!before) return false;
@@ -30630,8 +30452,8 @@ static mpt_status mpt__rolled_bias(mpt__frame *frame, int i, const mpt__tensor *
 	return mpt__submit(frame->context, launch);
 }
 
-/* The gradient of weight_hh: of steps and the states before them, which lie together where there
-   was none before the first; else they are brought together. */
+/* The gradient of weight_hh, of steps and the states before them: together already where none was
+   before the first, else brought together. */
 static mpt_status mpt__rolled_recurrent(mpt__frame *frame, const mpt__rolled *b) {
 	const mpt__recurrence *r = &b->r;
 	const mpt__tensor *states = frame->saved[MPT__RNN_STATES];
@@ -30712,7 +30534,7 @@ static mpt_status mpt__recurrent_run(mpt__frame *frame) {
 	return status;
 }
 
-/* state: h, and c of an LSTM; before the call and, where it is an error, null, after it. */
+/* state: h, and c of an LSTM; before the call, and after it, null on error. */
 static mpt_tensor mpt__recurrent_call(const char *name, int op, mpt_tensor x,
 	const mpt_cell_config *how, mpt_tensor *const state[2]) {
 	mpt_cell_config none = mpt_cell_config_default();
@@ -31342,19 +31164,19 @@ MPT__END_REGION
  * ops/einsum.c: sums of products by labels, made of products of matrices.
  * ---- */
 
-/* Labels are numbers: letters in the order of their codes, then the dimensions of "...", of which
-   the last has the highest. */
+/* Labels are numbers: letters by their codes, then the dimensions of "...", the last one
+   highest. */
 enum { MPT__LETTERS = 52, MPT__LABELS = MPT__LETTERS + MPT_MAX_RANK };
 
-/* A factor that is still to be multiplied, or the product of those that are done. */
-typedef struct mpt__factor {
+/* A factor to be multiplied, or the product of those done. */
+typedef struct {
 	mpt_tensor tensor;
 	bool own; /* made here, not the caller's */
 	int rank;
 	int label[MPT_MAX_RANK];
 } mpt__factor;
 
-typedef struct mpt__einsum {
+typedef struct {
 	mpt_context *context;
 	const char *equation;
 	mpt__factor factor[MPT_MAX_RANK];
@@ -31372,8 +31194,8 @@ static bool mpt__einsum_syntax(const mpt__einsum *e, const char *at, const char 
 		(int)(at - e->equation) + 1, why);
 }
 
-/* Reads labels up to a comma, an arrow or the end. `rank`: of the tensor, or -1 for the output,
-   where "..." means all that there is. Gives what stands behind, NULL after an error. */
+/* Reads labels up to a comma, an arrow or the end. `rank`: the tensor's, or -1 for the output,
+   where "..." means all there is. Gives what stands behind, NULL after an error. */
 static const char *mpt__einsum_labels(mpt__einsum *e, const char *at, int rank, mpt__factor *f) {
 	int dots = -1, letters = 0;
 	f->rank = 0;
@@ -31441,8 +31263,8 @@ static bool mpt__einsum_inputs(
 	return *at != ',' || mpt__einsum_syntax(e, at, "more operands than tensors");
 }
 
-/* What stands behind the arrow; without one, the dimensions of "..." and the labels that occur
-   once, in order. */
+/* What stands behind the arrow; without one, the dimensions of "..." and labels that occur once, in
+   order. */
 static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out) {
 	int found[MPT__LABELS] = {0};
 	for (int i = 0; i < e->count; i++)
@@ -31475,7 +31297,7 @@ static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out)
 
 /* ==== Steps ==== */
 
-/* Puts a tensor in the place of the factor's, which it was made of. */
+/* Puts a tensor in the place of the factor's, of which it was made. */
 static void mpt__factor_set(mpt__factor *f, mpt_tensor tensor) {
 	if (tensor.slot == f->tensor.slot) return;
 	if (f->own) mpt_release(f->tensor);
@@ -31501,8 +31323,8 @@ static const mpt_shape *mpt__factor_shape(const mpt__factor *f) {
 	return &mpt__live(f->tensor.context, f->tensor)->shape;
 }
 
-/* Leaves of dimensions i and k, which have one label, the diagonal, in the last dimension. What is
-   off it becomes 0 and is not multiplied by 0, so that infinity there does no harm. */
+/* Leaves of dimensions i and k, of one label, the diagonal, in the last dimension. What is off it
+   becomes 0, not multiplied by 0, so that infinity there does no harm. */
 static bool mpt__factor_diagonal(const mpt__einsum *e, mpt__factor *f, int i, int k) {
 	const mpt_shape *shape = mpt__factor_shape(f);
 	const int label = f->label[i];
@@ -31526,14 +31348,13 @@ static bool mpt__factor_diagonal(const mpt__einsum *e, mpt__factor *f, int i, in
 }
 
 static bool mpt__factor_diagonals(const mpt__einsum *e, mpt__factor *f) {
-	for (int i = 0; i < f->rank; i++) {
+	for (int i = 0; i < f->rank; i++)
 		for (int k = i + 1; k < f->rank; k++) {
 			if (f->label[i] != f->label[k]) continue;
 			if (!mpt__factor_diagonal(e, f, i, k)) return false;
 			i = -1;
 			break;
 		}
-	}
 	return true;
 }
 
@@ -31543,8 +31364,7 @@ static bool mpt__factor_has(const mpt__factor *f, int label) {
 	return false;
 }
 
-/* Adds up the dimensions that neither the output nor `other`, if there is one, has, nor any factor
-   to come. */
+/* Adds up dimensions that neither the output nor `other`, if any, nor a factor to come has. */
 static bool mpt__factor_sums(const mpt__einsum *e, mpt__factor *f, const mpt__factor *other) {
 	for (int i = f->rank - 1; i >= 0; i--) {
 		const int label = f->label[i];
@@ -31570,7 +31390,7 @@ static void mpt__factor_stretch(const mpt__einsum *e, mpt__factor *f) {
 }
 
 /* Labels of a product of two: those that both keep, those of a and of b alone, those summed. */
-typedef struct mpt__label_groups {
+typedef struct {
 	int label[4][MPT_MAX_RANK], count[4];
 } mpt__label_groups;
 enum { MPT__OF_BOTH, MPT__OF_A, MPT__OF_B, MPT__SUMMED };
@@ -31609,7 +31429,7 @@ static void mpt__factor_groups(const mpt__einsum *e, mpt__factor *f, const mpt__
 	if (merged) mpt__factor_set(f, mpt_reshape(f->tensor, shape));
 }
 
-/* a = a b, a product of matrices where something is summed, of elements elsewhere. */
+/* a = a b, a product of matrices where something is summed, else of elements. */
 static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__factor *b) {
 	static const int of_a[] = {MPT__OF_BOTH, MPT__OF_A, MPT__SUMMED};
 	static const int of_b[] = {MPT__OF_BOTH, MPT__SUMMED, MPT__OF_B};
@@ -31618,14 +31438,13 @@ static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__fact
 	mpt__factor_labels(e, a, b, &g);
 	const bool matrices = g.count[MPT__SUMMED] > 0;
 	shape.rank = 0;
-	for (int to = MPT__OF_BOTH; to <= MPT__OF_B; to++) {
+	for (int to = MPT__OF_BOTH; to <= MPT__OF_B; to++)
 		for (int k = 0; k < g.count[to]; k++) {
 			if (shape.rank == MPT_MAX_RANK)
 				return mpt__reject(e->context, SHAPE,
 					"\"%s\": a product on the way has more than 8 dimensions", e->equation);
 			shape.dim[shape.rank++] = e->size[g.label[to][k]];
 		}
-	}
 	mpt__factor_groups(e, a, &g, of_a, matrices ? 3 : 2, matrices);
 	mpt__factor_groups(e, b, &g, of_b, 3, matrices);
 	if (!matrices && g.count[MPT__OF_A] + g.count[MPT__OF_B] > 0) {
@@ -31763,26 +31582,26 @@ MPT__BEGIN_KERNELS
 /* ----
  * data/inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
  *
- * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
- * Every length, distance and code table is checked before use; CRC32 and size of each member are
- * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
+ * From memory to memory, all state in one struct of the caller's. Every length, distance and code
+ * table is checked before use; CRC32 and size of each member at its end. Output is to be trusted
+ * only once mpt__inflate_run has returned true.
  * ---- */
 
 #define MPT__HUFFMAN_MAX_BITS 15
-/* Codes up to this length are found by one look-up; 9 to 12 were equally fast on MNIST and text. */
+/* Codes up to this length take one look-up; 9 to 12 were equally fast on MNIST and text. */
 #define MPT__HUFFMAN_FAST_BITS 10
 #define MPT__HUFFMAN_SYMBOLS 288
 #define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
 
-/* A canonical Huffman code. An entry is length << 9 | symbol; 0 means no code that short. */
+/* A canonical Huffman code. An entry is length << 9 | symbol; 0: no code that short. */
 typedef struct {
 	uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
 	uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
 	uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
 } mpt__huffman;
 
-/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are either zero
- * or already equal to what follows at `next`. Past the end come zeros and a negative count. */
+/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are zero or what
+   follows at `next`. Past the end come zeros and a negative count. */
 typedef struct {
 	uint64_t bits;
 	const uint8_t *next, *end;
@@ -31820,7 +31639,7 @@ static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
 	return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
+/* What four bytes, and as many behind them as `rows` is rows from the first, leave. */
 static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
 	return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
 		rows[0][word >> 24];
@@ -31839,7 +31658,7 @@ static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
 
 /* ---- Input ---- */
 
-/* Records the first error and where the input stood. Always returns false. */
+/* Records the first error and its place in the input; false. */
 static bool mpt__inflate_fail(mpt__inflate *z, const char *error) {
 	int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
 	if (!z->error) z->error_offset = (size_t)(z->in.next - z->start) - (size_t)ahead;
@@ -31873,7 +31692,7 @@ static MPT__INLINE uint32_t mpt__inflate_drop(mpt__bit_input *in, unsigned n) {
 	return value;
 }
 
-/* Takes n <= 16 bits, least significant first. At the end of the input: fails and gives 0. */
+/* Takes n <= 16 bits, least significant first. At the end of the input: fails, 0. */
 static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
 	mpt__inflate_fill(&z->in);
 	uint32_t value = mpt__inflate_drop(&z->in, n);
@@ -31882,8 +31701,7 @@ static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
 	return 0;
 }
 
-/* The next n whole bytes, NULL after an error. The rest of a byte that bits were taken of is
- * dropped. */
+/* The next n whole bytes, without the rest of a byte begun; NULL after an error. */
 static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
 	const uint8_t *bytes = z->in.next -= z->in.count / 8;
 	z->in.bits = 0;
@@ -31898,8 +31716,8 @@ static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
 /* ---- Huffman codes ---- */
 
 /* Builds the code whose symbol i has lengths[i] bits, 0 for none. False when there are more or
- * fewer codes than the lengths allow; on request a lone code of one bit, or none at all, is let by,
- * as zlib does. */
+   fewer codes than the lengths allow; on request a lone code of one bit, or none, is let by, as
+   zlib does. */
 static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, bool allow_lone) {
 	unsigned index[MPT__HUFFMAN_MAX_BITS + 2] = {0}, code[MPT__HUFFMAN_MAX_BITS + 2] = {0};
 	int left = 1;
@@ -31927,7 +31745,7 @@ static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, b
 	return true;
 }
 
-/* The entry of a code longer than the fast table's, bit by bit; 0 when there is none. */
+/* The entry of a code longer than the fast table's, bit by bit; 0: none. */
 static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
 	int code = 0, first = 0, index = 0;
 	for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++, bits >>= 1) {
@@ -31941,7 +31759,7 @@ static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
 	return 0;
 }
 
-/* Takes the entry of the next symbol. Without one, the count turns negative or the entry is 0. */
+/* Takes the next symbol's entry. Without one, the count turns negative or the entry is 0. */
 static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_input *in) {
 	unsigned entry = h->fast[in->bits & ((1u << MPT__HUFFMAN_FAST_BITS) - 1u)];
 	if (MPT__UNLIKELY(!entry)) entry = mpt__huffman_slow(h, in->bits);
@@ -31950,7 +31768,7 @@ static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_in
 	return entry;
 }
 
-/* What to say when no good symbol came: the input may be too short for any. */
+/* What to say without a good symbol: the input may be too short for any. */
 static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error) {
 	if (z->in.count < 0 || (!entry && z->in.count < MPT__HUFFMAN_MAX_BITS))
 		return mpt__inflate_ends_early(z);
@@ -31959,7 +31777,7 @@ static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error
 
 /* ---- Blocks ---- */
 
-/* Reads the run-length coded code lengths of a dynamic block (RFC 1951, 3.2.7). */
+/* Reads a dynamic block's run-length coded code lengths (RFC 1951, 3.2.7). */
 static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int total) {
 	static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
 	for (int i = 0, repeat; i < total; i += repeat) {
@@ -32013,7 +31831,7 @@ static void mpt__inflate_fixed_codes(mpt__inflate *z) {
 	mpt__huffman_build(&z->distances, lengths, 32, false);
 }
 
-/* Copies a match; it may overlap itself, and up to 15 bytes of the `room` behind it may change. */
+/* Copies a match, which may overlap itself; up to 15 bytes of the `room` behind it may change. */
 static MPT__INLINE void mpt__inflate_copy(
 	uint8_t *to, size_t distance, size_t length, size_t room) {
 	const uint8_t *from = to - distance;
@@ -32026,15 +31844,15 @@ static MPT__INLINE void mpt__inflate_copy(
 	}
 }
 
-/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: every
- * `step` codes have one bit more than those before (RFC 1951, 3.2.5). */
+/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: each
+   `step` codes have a bit more than those before (RFC 1951, 3.2.5). */
 static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code, unsigned step) {
 	if (code < step) return code;
 	unsigned extra = code / step - 1;
 	return ((step + code % step) << extra) + mpt__inflate_drop(in, extra);
 }
 
-/* Decodes to the end of the block. False on error and, without one, when the output is full. */
+/* Decodes to the block's end. False on error and, without one, when the output is full. */
 static bool mpt__inflate_codes(mpt__inflate *z) {
 	uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
 	uint8_t *out = z->out + z->written;
@@ -32152,16 +31970,15 @@ static void mpt__inflate_begin(
 	z->size = size;
 }
 
-/* Whether only zeros are left: files are padded with them to whole blocks. */
+/* Whether only zeros are left, with which files are padded to whole blocks. */
 static bool mpt__inflate_ended(const mpt__inflate *z) {
 	const uint8_t *next = z->in.next;
 	while (next < z->in.end && *next == 0) next++;
 	return next == z->in.end;
 }
 
-/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
- * have come of it. False when z->error says what is wrong with it, and with that still NULL when
- * there is more than `size`. */
+/* Decodes a gzip file of n bytes, of one member or many, into out[size]; z->written bytes came.
+   False when z->error says what is wrong, and with that NULL when there is more than `size`. */
 static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
 	mpt__inflate_begin(z, data, n, out, size);
 	do
@@ -32170,7 +31987,7 @@ static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *
 	return true;
 }
 
-/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
+/* The same for blocks alone, as in zip files; the caller knows size and checksum. */
 static bool mpt__inflate_blocks(
 	mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
 	bool last = false;
@@ -32185,9 +32002,9 @@ MPT__BEGIN_COLD
 /* ----
  * data/idx.c: the header of idx files, the format of MNIST.
  *
- * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
- * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
- * allocated here, and what a file claims is checked before anyone acts on it.
+ * Two zero bytes, the element type, the rank, a big-endian 32-bit size per dimension, then the
+ * elements, the last dimension running fastest. Pure functions on bytes: what a file claims is
+ * checked before anyone acts on it.
  * ---- */
 
 #define MPT__IDX_MAX_RANK 4
@@ -32222,9 +32039,9 @@ static bool mpt__idx_fail(mpt__idx *idx, const char *error, int64_t expected, in
 	return false;
 }
 
-/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER bytes are always enough.
- * file_bytes is the size of the whole file, unpacked, or -1 when it is not known; then the caller
- * checks that exactly header_bytes + data_bytes come. On false, error, expected and got are set. */
+/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER are always enough.
+   file_bytes: of the whole file, unpacked, or -1: then the caller checks that exactly header_bytes
+   + data_bytes come. On false, error, expected and got are set. */
 static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t file_bytes) {
 	const char *cut = "the file ends inside its idx header (bytes)";
 	mpt__zero(*idx);
@@ -32269,13 +32086,13 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
  * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
  * A dataset hands out one sample at a time, from any thread, without allocating and without
- * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
- * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
+ * touching the context: loader workers (data/loader.c) rely on that. Data in memory keeps its
+ * stored dtype and is converted and normalised on the way into a batch.
  * ---- */
 
-/* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
-   behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
-   with MPTRAIN_NO_STDIO, too. */
+/* What this build leaves out, as constants: true, with the error recorded, and nothing behind it is
+   compiled. Weights in files go with MPTRAIN_NO_FILES, datasets and tokenizers with
+   MPTRAIN_NO_STDIO, too. */
 #ifdef MPT__NO_FILES
 static void mpt__say_no_files(mpt_context *ctx) {
 	mpt__error(ctx, UNSUPPORTED, "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
@@ -32289,6 +32106,7 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_files(ctx) ((void)(ctx), false)
 #endif
+#define mpt__enter_files(ctx, call) (mpt__enter(ctx, call) && !mpt__no_data_files(ctx))
 
 /* ==== Elements ====
  *
@@ -32296,7 +32114,7 @@ static void mpt__say_no_files(mpt_context *ctx) {
 
 #define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
 
-/* Whether elements of a dtype (or of none of ours) convert to fp32 in this build. */
+/* Whether elements of a dtype convert to fp32 in this build. */
 static bool mpt__elements_known(int dtype) {
 #ifdef MPTRAIN_NO_FP8
 	if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
@@ -32304,7 +32122,7 @@ static bool mpt__elements_known(int dtype) {
 	return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
 }
 
-/* At most a block of elements of a known dtype and any alignment to fp32. */
+/* At most a block of elements, of any alignment, to fp32. */
 static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, size_t n) {
 	double aligned[MPT__ELEMENT_BLOCK], wide[MPT__ELEMENT_BLOCK];
 	if (dtype == MPT_F32) {
@@ -32351,17 +32169,19 @@ static MPT__UNUSED void mpt__sort_by(
 
 typedef struct mpt__dataset mpt__dataset;
 
-/* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
-   aligned; `target` may be NULL. Any thread. */
-typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-	void *input, void *target, char *error);
+/* Makes sample `at` of a dataset that reads files or computes. `work`: work_bytes, aligned;
+   `target` may be NULL. Any thread. */
+#define MPT__MAKE_TAKES \
+	const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work, void *input, \
+		void *target, char *error
+typedef bool (*mpt__make_fn)(MPT__MAKE_TAKES);
 
 enum { MPT__OWNED = 4 };
 
 struct mpt__dataset {
 	mpt__id id;
 	const mpt__base *base;
-	int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
+	int32_t references; /* the handle, subsets and loaders: the last to go frees the data */
 	int32_t loaders;    /* while there are any, the delivered values cannot change */
 	int32_t readers;    /* those of its subsets, too */
 	int64_t count;
@@ -32394,6 +32214,8 @@ struct mpt__dataset {
 
 MPT__HANDLES(dataset, MPT__DATASET)
 MPT__HANDLE_AT(dataset, MPT__DATASET)
+#define mpt__refuse_dataset(ctx, STATUS, ...) \
+	((void)mpt__error(ctx, STATUS, __VA_ARGS__), mpt__dataset_handle(ctx, NULL))
 
 static void mpt__dataset_release(mpt_context *ctx, void *object) {
 	mpt__dataset *dataset = (mpt__dataset *)object;
@@ -32409,7 +32231,17 @@ static void mpt__dataset_release(mpt_context *ctx, void *object) {
 	mpt__host_free(ctx, dataset, sizeof *dataset);
 }
 
-/* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
+static void mpt__dataset_own(mpt__dataset *dataset, int part, void *data, size_t bytes) {
+	dataset->owned[part] = data, dataset->owned_bytes[part] = bytes;
+}
+
+/* Memory of its own; NULL with an error recorded. */
+static void *mpt__dataset_room(mpt_context *ctx, mpt__dataset *dataset, int part, size_t bytes) {
+	dataset->owned_bytes[part] = bytes;
+	return dataset->owned[part] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
+}
+
+/* Gives a finished dataset (NULL: the error null) to the table, or frees it. */
 static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset) {
 	if (dataset) {
 		if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
@@ -32424,8 +32256,8 @@ static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset)
 	return mpt__dataset_handle(ctx, NULL);
 }
 
-/* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
-   `count` samples overflow. */
+/* Elements and bytes of a sample; false with an error recorded if `shape` makes no sense or `count`
+   samples overflow. */
 static bool mpt__sample_size(mpt_context *ctx, const char *what, mpt_dtype dtype,
 	const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
 	int64_t size = mpt__dtype_info[dtype].bytes;
@@ -32449,8 +32281,8 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
 	return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
 }
 
-/* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
-   at once. */
+/* A checked dataset with one reference; NULL with an error recorded. `held`: all samples at
+   once. */
 static mpt__dataset *mpt__dataset_new(
 	mpt_context *ctx, const mpt_user_dataset_config *config, bool held) {
 	mpt_dtype dtype = config->dtype, target = config->target_dtype;
@@ -32490,7 +32322,7 @@ static mpt__dataset *mpt__dataset_new(
 
 #define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
 
-/* Scratch for one sample, each part aligned for any dtype: input, target, what `make` needs. */
+/* Scratch for a sample, parts aligned for any dtype: input, target, what `make` needs. */
 static size_t mpt__scratch_target(const mpt__dataset *dataset) {
 	return (dataset->input_bytes + 63) / 64 * 64;
 }
@@ -32503,9 +32335,9 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
 	return dataset->inputs ? 0 : mpt__scratch_work(dataset) + dataset->work_bytes;
 }
 
-/* The input of a sample as it is stored: where it lies, or in `input`, which a callback fills. NULL
-   with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
-   `scratch`: mpt__scratch_bytes. Any thread. */
+/* The stored input of a sample: where it lies, or in `input`, which a callback fills, as it does a
+   target. NULL with a sentence in `error` if it fails. `scratch`: mpt__scratch_bytes. Any
+   thread. */
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
 	uint8_t *scratch, void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
 	int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
@@ -32536,8 +32368,8 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
 	return dataset->inputs + at * dataset->input_bytes;
 }
 
-/* Has the beginning of a sample in memory fetched, for soon it will be read. Inlined: gcc leaves
-   out calls of what only fetches. */
+/* Has the beginning of a sample in memory fetched. Inlined: gcc leaves out calls of what only
+   fetches. */
 static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
 	size_t most = 4096; /* bytes; from there on the CPU does so by itself */
 	int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
@@ -32576,7 +32408,7 @@ static void mpt__delivery_begin(
 	delivery->deviation = dataset->deviation;
 	delivery->copies = delivery->from == to && !delivery->normalised;
 	if (delivery->from != MPT_U8) return;
-	/* In this order and in fp32, as torchvision's ToTensor and Normalize: the same bits. */
+	/* As torchvision's ToTensor and Normalize, in this order and in fp32: the same bits. */
 	for (int i = 0; i < 256; i++) {
 		float value = (float)i / 255.0f;
 		if (delivery->normalised) value = mpt__normalised(delivery, value);
@@ -32608,8 +32440,8 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
 	}
 }
 
-/* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
-   state must be that of MPT__PLAIN_FLOATS. */
+/* A sample, converted, into a batch; input and target may be NULL. Any thread in the state of
+   MPT__PLAIN_FLOATS. */
 static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
 	int64_t index, uint64_t seed, uint8_t *scratch, void *input, void *target,
 	char error[MPT__SAMPLE_ERROR]) {
@@ -32622,24 +32454,20 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
 
 /* ==== Memory, user ==== */
 
-mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
-	mpt_memory_dataset_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_memory_dataset_config, {
 	config.dtype = MPT_F32;
 	config.target_dtype = MPT_I64;
 	config.shape = MPT_SCALAR;
 	config.target_shape = MPT_SCALAR;
 	config.copy = true;
-	return config;
-}
+})
 
 /* The caller's memory, or a copy of it in owned[part]; NULL with an error recorded. */
 static const uint8_t *mpt__data_take(mpt_context *ctx, mpt__dataset *dataset, int part,
 	const void *from, size_t sample_bytes, bool copy) {
 	size_t bytes = (size_t)dataset->count * sample_bytes;
 	if (!copy || !from) return (const uint8_t *)from;
-	dataset->owned_bytes[part] = bytes;
-	dataset->owned[part] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
+	mpt__dataset_room(ctx, dataset, part, bytes);
 	if (dataset->owned[part]) memcpy(dataset->owned[part], from, bytes);
 	return (const uint8_t *)dataset->owned[part];
 }
@@ -32681,14 +32509,14 @@ mpt_dataset mpt_user_dataset(mpt_context *ctx, const mpt_user_dataset_config *co
 	if (!mpt__enter(ctx, "mpt_user_dataset")) return mpt__dataset_handle(ctx, NULL);
 	if (config && config->sample)
 		return mpt__dataset_publish(ctx, mpt__dataset_new(ctx, config, false));
-	mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
-	return mpt__dataset_handle(ctx, NULL);
+	return mpt__refuse_dataset(
+		ctx, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
 }
 
 /* ==== Subsets ==== */
 
-/* Samples first .. first+count-1, or those of `order` (count indices into `dataset`), of a dataset;
-   a subset of a subset refers to what both stem from. NULL with an error recorded. */
+/* Samples first .. first+count-1, or those of `order` (count indices), of a dataset; a subset of a
+   subset refers to what both stem from. NULL with an error recorded. */
 static mpt__dataset *mpt__subset_new(
 	mpt_context *ctx, mpt__dataset *dataset, int64_t first, const int64_t *order, int64_t count) {
 	size_t bytes = (size_t)count * sizeof(int64_t);
@@ -32733,8 +32561,8 @@ mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
 	return mpt__dataset_publish(ctx, subset);
 }
 
-/* The sizes of the parts: n * fraction rounded down, what is left over dealt out from the first
-   part on, as PyTorch does. False with an error recorded. */
+/* Sizes of parts: n * fraction rounded down, the rest dealt out from the first part on, as PyTorch
+   does. False with an error recorded. */
 static bool mpt__split_sizes(
 	mpt_context *ctx, int64_t total, const double *fractions, int n, int64_t *sizes) {
 	double sum = 0.0;
@@ -32841,7 +32669,7 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
 	return MPT_OK;
 }
 
-/* Adds value - center and its square over one sample. Bytes are added up exactly, in integers. */
+/* Adds value - center and its square over a sample; bytes in integers, exactly. */
 typedef struct {
 	double center, sum, squares;
 } mpt__tally;
@@ -32954,17 +32782,20 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
 	return mpt__sample_out(dataset.context, found, index, sizes->dtype, input, target);
 }
 
-mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
-	mpt_context *ctx = dataset.context;
-	if (!mpt__enter_anyway(ctx, "mpt_dataset_destroy") || !mpt__dataset_at(ctx, dataset))
-		return mpt__status_of(ctx);
-	mpt__object_free(ctx, MPT__DATASET, dataset.slot);
-	return MPT_OK;
-}
+/* The public function that ends an object. */
+#define MPT__DESTROYS(name, TYPE) \
+	mpt_status mpt_##name##_destroy(mpt_##name handle) { \
+		mpt_context *ctx = handle.context; \
+		if (!mpt__enter_anyway(ctx, "mpt_" #name "_destroy") || !mpt__##name##_at(ctx, handle)) \
+			return mpt__status_of(ctx); \
+		mpt__object_free(ctx, TYPE, handle.slot); \
+		return MPT_OK; \
+	}
+MPT__DESTROYS(dataset, MPT__DATASET)
 
 /* ==== Files ==== */
 
-/* A file read from start to end. Every failure is recorded, with the path. */
+/* A file read from start to end. Failures are recorded, with the path. */
 typedef struct {
 	mpt_context *context;
 	void *handle;
@@ -33012,7 +32843,7 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
 		file->path, (int64_t)bytes, at, (int64_t)got, mpt__io_reason(&file->context->base));
 }
 
-/* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
+/* The whole file, whose first n bytes are in `head`; NULL with an error. */
 static uint8_t *mpt__reader_rest(
 	mpt__reader *file, const uint8_t *head, size_t n, mpt_memory_kind kind) {
 	size_t size = (size_t)file->size;
@@ -33024,7 +32855,23 @@ static uint8_t *mpt__reader_rest(
 	return NULL;
 }
 
-/* Part of a file, from any thread; false with a sentence in `error`. */
+/* A whole file, to be freed with *size; NULL with an error recorded. */
+static MPT__UNUSED uint8_t *mpt__reader_whole(mpt_context *ctx, const char *path, size_t *size) {
+	mpt__reader file;
+	uint8_t *bytes = NULL;
+	*size = 0;
+	if (!path) {
+		mpt__error(ctx, ARGUMENT, "path is NULL");
+	} else if (mpt__reader_open(&file, ctx, path)) {
+		*size = (size_t)file.size;
+		if (file.size == 0) mpt__error(ctx, FORMAT, "%s: the file is empty", path);
+		bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+		mpt__reader_close(&file);
+	}
+	return bytes;
+}
+
+/* Part of a file; false with a sentence in `error`. Any thread. */
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
 	void *to, char *error) {
 	const mpt_io *io = mpt__io(base);
@@ -33050,7 +32897,7 @@ static MPT__UNUSED size_t mpt__mark_bytes(const void *text, size_t n) {
 	return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-/* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
+/* How files of other kinds begin. Text comes first: no numbers look so by chance. */
 enum { MPT__KNOWN_TEXT = 6, MPT__KNOWN_ALL = 18 };
 
 #if defined(MPT__NO_FILES)
@@ -33079,7 +32926,7 @@ static const struct {
 	{4, "PAR1", "a Parquet file"}, {4, "GGUF", "a GGUF file"},
 	{2, "\x80\x02", "a Python pickle, as older .pt files are"}};
 
-/* Whether n bytes begin with eight characters of ASCII in UTF-16, which has no mark then. */
+/* Whether n bytes begin with eight characters of ASCII in UTF-16 without a mark. */
 static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
 	for (size_t low = 0; low < 2 && n >= 16; low++) {
 		size_t i = 0;
@@ -33091,8 +32938,8 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
 	return NULL;
 }
 
-/* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
-   longer beginning eight bytes are enough. */
+/* What n bytes are the beginning of, by the first `rows` rows; NULL if of none. Eight bytes of a
+   longer beginning are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 	size_t mark = mpt__mark_bytes(p, n);
 	if (n == 0) return NULL; /* and p may be NULL */
@@ -33114,15 +32961,15 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 	return rows == MPT__KNOWN_ALL ? mpt__what_is_wide(p, n) : NULL;
 }
 
-/* False with an error recorded if n bytes, with which a file begins, say that it is something else;
-   for a format's own refusals, which then need not guess. */
+/* False with an error recorded if n bytes, the first of a file, say that it is something else; for
+   a format's own refusals, which then need not guess. */
 static bool mpt__refuse_known(
 	mpt_context *ctx, const char *path, const uint8_t *p, size_t n, int rows) {
 	const char *what = mpt__what_this_is(p, n, rows);
 	return !what || mpt__reject(ctx, FORMAT, "%s: this is %s", path, what);
 }
 
-/* The same for a file that was just opened, of a format without a beginning of its own. */
+/* The same for a file just opened, of a format without a beginning of its own. */
 static bool mpt__reader_plain(mpt__reader *file, int rows) {
 	uint8_t head[32];
 	size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
@@ -33157,9 +33004,9 @@ static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) 
 		(int64_t)z->error_offset);
 }
 
-/* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
-   before anything is allocated for it. The size at the end is of no use for that: it is that of
-   the last of perhaps many members. */
+/* Decompresses a file whose header must agree with what its compressed bytes can hold before
+   anything is allocated. The size at the end is no help: it is that of the last of perhaps many
+   members. */
 static bool mpt__idx_unpack(
 	const mpt__reader *file, const uint8_t *packed, mpt__inflate *z, mpt__idx_file *out) {
 	uint8_t head[MPT__IDX_MAX_HEADER];
@@ -33184,7 +33031,7 @@ static bool mpt__idx_unpack(
 			whole ? "" : "more than ", (int64_t)z->written, size);
 }
 
-/* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
+/* Reads the rest of an open file, plain or gzip by its first two bytes. */
 static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
 	uint8_t head[MPT__IDX_MAX_HEADER] = {0};
 	size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
@@ -33217,7 +33064,7 @@ static bool mpt__idx_open(mpt_context *ctx, const char *path, mpt__idx_file *out
 	return good;
 }
 
-/* What is left of an idx shape without its first dimension, with `lead` in front if it is > 0. */
+/* An idx shape without its first dimension, behind `lead` if that is > 0. */
 static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
 	mpt_shape shape = MPT_SCALAR;
 	if (lead > 0) shape.dim[shape.rank++] = lead;
@@ -33225,8 +33072,8 @@ static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
 	return shape;
 }
 
-/* Reads both files (files[1] only if it has a path) and checks that they belong together. `image`:
-   inputs must be [N, image, image] and targets [N], unless it is 0. */
+/* Reads both files (files[1] if it has a path), which must belong together. `image`, unless 0:
+   inputs must be [N, image, image] and targets [N]. */
 static bool mpt__idx_read_pair(
 	mpt_context *ctx, const char *const paths[2], int64_t image, mpt__idx_file files[2]) {
 	const mpt__idx *inputs = &files[0].idx, *targets = &files[1].idx;
@@ -33262,7 +33109,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *ctx, const char *const paths[2]
 		if (!dataset)
 			mpt__release(&ctx->base, files[i].bytes, files[i].size, MPT_MEMORY_DATA);
 		else
-			dataset->owned[i] = files[i].bytes, dataset->owned_bytes[i] = files[i].size;
+			mpt__dataset_own(dataset, i, files[i].bytes, files[i].size);
 	}
 	if (dataset) {
 		dataset->inputs = files[0].bytes + files[0].idx.header_bytes;
@@ -33274,20 +33121,24 @@ static mpt_dataset mpt__idx_dataset(mpt_context *ctx, const char *const paths[2]
 
 mpt_dataset mpt_idx(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
 	const char *const paths[2] = {inputs_path, targets_path};
-	if (!mpt__enter(ctx, "mpt_idx") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_idx")) return mpt__dataset_handle(ctx, NULL);
 	if (inputs_path) return mpt__idx_dataset(ctx, paths, 0);
-	mpt__error(ctx, ARGUMENT, "inputs_path is NULL");
-	return mpt__dataset_handle(ctx, NULL);
+	return mpt__refuse_dataset(ctx, ARGUMENT, "inputs_path is NULL");
 }
 
 /* ==== MNIST ==== */
 
 #define MPT__MNIST_SIDE 28
 
-/* The first of the names in use, plain or .gz, that is there: as published, and with a dot, as some
-   mirrors spell them. One that cannot be opened is an error and no reason to take another. False
-   with an error recorded. */
+static bool mpt__split_good(mpt_context *ctx, const char *directory, mpt_split split) {
+	if (!directory) return mpt__reject(ctx, ARGUMENT, "directory is NULL");
+	return split == MPT_TRAIN || split == MPT_TEST ||
+		mpt__reject(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
+}
+
+/* The first of the names in use, plain or .gz: as published, and with a dot, as some mirrors spell
+   them. One that cannot be opened is an error, no reason to take another. False with an error
+   recorded. */
 static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split split, bool labels,
 	char path[MPT__PATH_SIZE]) {
 	const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
@@ -33313,16 +33164,11 @@ static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split s
 mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) {
 	char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
 	const char *const paths[2] = {images, labels};
-	if (!mpt__enter(ctx, "mpt_mnist") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
-	if (!directory) {
-		mpt__error(ctx, ARGUMENT, "directory is NULL");
-	} else if (split != MPT_TRAIN && split != MPT_TEST) {
-		mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
-	} else if (mpt__mnist_find(ctx, directory, split, false, images) &&
-		mpt__mnist_find(ctx, directory, split, true, labels)) {
+	if (!mpt__enter_files(ctx, "mpt_mnist")) return mpt__dataset_handle(ctx, NULL);
+	if (mpt__split_good(ctx, directory, split) &&
+		mpt__mnist_find(ctx, directory, split, false, images) &&
+		mpt__mnist_find(ctx, directory, split, true, labels))
 		return mpt__idx_dataset(ctx, paths, MPT__MNIST_SIDE);
-	}
 	return mpt__dataset_handle(ctx, NULL);
 }
 
@@ -33330,7 +33176,7 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
  * data/writer.c: files written as a whole or not at all.
  * ---- */
 
-/* The file being written, or what it would hold. Errors are recorded in the base. */
+/* The file being written, or what it would hold. Errors are the base's. */
 typedef struct {
 	mpt__base *base;
 	void *file;
@@ -33371,7 +33217,7 @@ static bool mpt__write_content(mpt__writer *writer, mpt__content_fn content, con
 			mpt__io_reason(writer->base));
 }
 
-/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
+/* Writes beside the file, then puts the new one in its place; a failure leaves nothing. */
 static bool mpt__write_file(
 	mpt__base *base, const char *path, mpt__content_fn content, const void *of) {
 	const mpt_io *io = mpt__io(base);
@@ -33407,9 +33253,9 @@ MPT__BEGIN_DATA
 /* ----
  * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
- * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
- * are computed once, when values are needed, into the sample itself where they can. All sizes but
- * those of decoded files are known when a dataset is made, so that running allocates nothing.
+ * Geometric steps only change a description of the picture (part, size, window, mirror); pixels are
+ * computed once, into the sample itself where they can be. All sizes but those of decoded files are
+ * known when a dataset is made, so that running allocates nothing.
  * ---- */
 
 #define MPT__MAX_SIDE (INT64_C(1) << 24) /* pixels */
@@ -33428,8 +33274,8 @@ typedef struct {
 	mpt_transform steps[MPT__MAX_STEPS];
 } mpt__pipeline;
 
-/* A picture not computed yet: a part of pixels that lie somewhere, stretched to a size, of which a
-   window is seen (zeros where it lies outside), mirrored or not. */
+/* A picture to be computed: a part of pixels somewhere, stretched to a size, of which a window is
+   seen (zeros outside), mirrored or not. */
 typedef struct {
 	const uint8_t *bytes; /* or, if NULL, .. */
 	const float *values;
@@ -33491,7 +33337,7 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
 	return NULL;
 }
 
-/* The sides of a picture whose shorter one becomes `side`, as torchvision rounds them. */
+/* The sides of a picture whose shorter one becomes `side`, rounded as by torchvision. */
 static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
 	int64_t *shorter = *height <= *width ? height : width;
 	int64_t *longer = shorter == height ? width : height;
@@ -33499,7 +33345,7 @@ static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
 	*shorter = side;
 }
 
-/* Sizes from step to step; *height and *width are 0 while they depend on the file. */
+/* Sizes from step to step; 0 while they depend on the file. */
 static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int64_t *height,
 	int64_t *width, bool *stretched) {
 	const mpt_transform *step = &plan->steps[i];
@@ -33528,8 +33374,8 @@ static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int
 	return true;
 }
 
-/* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0:
-   it has the size of the first picture, which is not known yet. */
+/* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0
+   has the size of the first picture, not known yet. */
 static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int count,
 	int64_t channels, int64_t height, int64_t width, mpt__pipeline *plan) {
 	bool stretched = false;
@@ -33603,7 +33449,7 @@ static void mpt__add_weighted(
 		sum[i] += weight * from->values[offset + i * step];
 }
 
-/* One output row of `lanes` channels whose elements alternate, from channel `channel` on. */
+/* A row of `lanes` channels in turns, from channel `channel` on. */
 static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
 	const mpt__taps *columns, int64_t channel, int64_t lanes, float *out, int64_t plane) {
 	float sum[MPT__RESIZE_COLUMNS * MPT__MAX_CHANNELS];
@@ -33660,14 +33506,14 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
 	return from->to_height != from->height || from->to_width != from->width;
 }
 
-/* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
+/* Computes the window into out [C, rows, columns] and goes on from there; taps: per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
 	bool stretched = mpt__picture_stretched(from);
 	int64_t plane = from->rows * from->columns;
 	int64_t lanes = stretched && from->channel_step == 1 ? from->channels : 1;
 	for (int64_t x = 0; x < from->columns && stretched; x++)
 		taps[x] = mpt__taps_of(from->left + x, from->width, from->to_width, from->antialias);
-	for (int64_t c = 0; c < from->channels; c += lanes) {
+	for (int64_t c = 0; c < from->channels; c += lanes)
 		for (int64_t y = 0; y < from->rows; y++) {
 			float *row = out + c * plane + y * from->columns;
 			if (stretched) {
@@ -33680,7 +33526,6 @@ static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
 			for (int64_t l = 0; l < lanes; l++)
 				mpt__finish_row(from, stretched && from->bytes, row + l * plane);
 		}
-	}
 	from->bytes = NULL, from->values = out;
 	from->channel_step = plane, from->row_step = from->columns, from->column_step = 1;
 	from->height = from->to_height = from->rows;
@@ -33711,7 +33556,7 @@ static void mpt__picture_crop(
 	picture->rows = rows, picture->columns = columns;
 }
 
-/* What is seen, unstretched and all of it in the picture, is what is stretched. */
+/* What is seen, if unstretched and whole, is what is stretched. */
 static void mpt__picture_resize(
 	mpt__picture *picture, int64_t height, int64_t width, bool antialias) {
 	int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
@@ -33732,7 +33577,7 @@ static bool mpt__picture_resizable(const mpt__picture *picture) {
 		picture->left + picture->columns <= picture->width;
 }
 
-/* What a crop has cut off is gone: around a larger one after it there are zeros. */
+/* What a crop has cut off is gone: a larger one after it sees zeros there. */
 static bool mpt__picture_whole(const mpt__picture *picture) {
 	return picture->top == 0 && picture->left == 0 && picture->rows == picture->to_height &&
 		picture->columns == picture->to_width;
@@ -33749,7 +33594,7 @@ static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out,
 #define MPT__PART_TRIES 10 /* of torchvision */
 
 /* A random part [top, left, rows, columns] of height x width, by area and ratio; false if no try
-   fits. `most`: whether it may have a side of the whole. */
+   fits. `most`: it may have a whole side. */
 static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int number, int64_t height,
 	int64_t width, bool most, int64_t part[4]) {
 	double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
@@ -33771,7 +33616,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
 	return false;
 }
 
-/* The middle of a picture with the nearest ratio that is allowed, as torchvision falls back to. */
+/* The middle of a picture with the nearest ratio allowed, torchvision's way out. */
 static void mpt__middle_part(
 	const mpt_transform *step, int64_t height, int64_t width, int64_t part[4]) {
 	double ratio = (double)width / (double)height;
@@ -33783,7 +33628,7 @@ static void mpt__middle_part(
 	part[0] = (height - part[2]) / 2, part[1] = (width - part[3]) / 2;
 }
 
-/* Half of a difference of sizes: to even as Python rounds, or what zeros are put before. */
+/* Half of a difference of sizes: to even as Python rounds, or the zeros put before. */
 static int64_t mpt__half_of(int64_t difference) {
 	if (difference < 0) return -(-difference / 2);
 	return difference / 2 + (difference % 4 == 3);
@@ -33851,7 +33696,7 @@ static void mpt__step_erase(const mpt_transform *step, uint64_t seed, int number
 
 /* ==== Running ==== */
 
-/* Bytes that mpt__pipeline_run works in: taps of a row, two pictures between steps. */
+/* Bytes for mpt__pipeline_run: taps of a row, two pictures between steps. */
 static size_t mpt__pipeline_bytes(const mpt__pipeline *plan) {
 	return ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64 +
 		2 * (((size_t)plan->most * sizeof(float) + 63) / 64 * 64);
@@ -33913,12 +33758,11 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
 MPT__BEGIN_COLD
 /* ==== Datasets with steps ==== */
 
-static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint64_t seed,
-	uint8_t *work, void *input, void *target, char *error) {
+static bool mpt__transformed_make(MPT__MAKE_TAKES) {
 	const mpt__pipeline *plan = (const mpt__pipeline *)dataset->state;
 	const mpt__dataset *source = dataset->source;
 	uint8_t *scratch = work + mpt__pipeline_bytes(plan);
-	/* Steps of the same number in two datasets, one on the other, draw apart. */
+	/* Steps of one number in two datasets, one on the other, draw apart. */
 	uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
 	const void *raw = mpt__sample_read(
 		source, at, below, source->inputs ? NULL : scratch, scratch, target, error);
@@ -33933,21 +33777,19 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
 	return mpt__pipeline_run(plan, &picture, seed, work, (float *)input, error);
 }
 
-/* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
-   then zeros. NULL with an error recorded. */
+/* A dataset like `config` whose samples `make` makes with its own `bytes` of state: plan, then
+   zeros. NULL with an error recorded. */
 static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_config *config,
 	const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
 	mpt__dataset *dataset = mpt__dataset_new(ctx, config, false);
 	if (!dataset) return NULL;
 	dataset->make = make;
-	dataset->owned[0] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
-	dataset->owned_bytes[0] = bytes;
-	if (!dataset->owned[0]) {
+	dataset->state = mpt__dataset_room(ctx, dataset, 0, bytes);
+	if (!dataset->state) {
 		mpt__dataset_release(ctx, dataset);
 		return NULL;
 	}
 	memcpy(dataset->owned[0], plan, sizeof *plan);
-	dataset->state = dataset->owned[0];
 	return dataset;
 }
 
@@ -33997,7 +33839,7 @@ mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int
 MPT__END_REGION
 
 /* ----
- * data/numbers.c: numbers as texts write them, what stands for no value, and what people read as
+ * data/numbers.c: numbers as texts write them, what stands for no value, and what people take for
  * numbers though it is none here.
  * ---- */
 
@@ -34005,16 +33847,16 @@ MPT__END_REGION
 
 /* ==== Numbers ==== */
 
-/* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
-   for whether they are zeros. */
+/* Digits as written, d1d2d3.. * 10^(point - count). More of them matter only for whether they are
+   zeros. */
 typedef struct {
 	char digits[800];
 	int count, point;
 	bool negative;
 } mpt__decimal;
 
-/* Reads [+-]digits[.digits][e[+-]digits], with `mark` for the point; false if the text is anything
-   else. U+2212, the minus sign of typesetters, is one, too. */
+/* Reads [+-]digits[.digits][e[+-]digits], with `mark` for the point; false if it is anything else.
+   U+2212, the minus sign of typesetters, is one, too. */
 static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mark) {
 	const char *const end = p + n;
 	bool any = false, fraction = false;
@@ -34064,7 +33906,7 @@ static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int ex
 	return 0;
 }
 
-/* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
+/* Whether the decimal, above the double of these bits, is nearer to the next: half to even. */
 static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 	int exponent;
 	uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
@@ -34072,8 +33914,8 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 	return order > 0 || (order == 0 && (bits & 1));
 }
 
-/* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
-   floating-point state of MPT__PLAIN_FLOATS. */
+/* The nearest double, infinity beyond the largest; false if the text is no number. In the state of
+   MPT__PLAIN_FLOATS. */
 static bool mpt__parse_number(const char *p, size_t n, char mark, double *value) {
 	static const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11,
 		1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
@@ -34112,7 +33954,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
 MPT__BEGIN_COLD
 /* ==== Words ==== */
 
-/* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
+/* The length of the word with which a text begins or ends; else 0. */
 static size_t mpt__affix(
 	const char *const *words, size_t count, const char *p, size_t n, bool at_end) {
 	for (size_t i = 0; i < count; i++) {
@@ -34123,7 +33965,7 @@ static size_t mpt__affix(
 	return 0;
 }
 
-/* Whether a text is the word, which is in small letters, in whatever letters. */
+/* Whether a text is the word, given in small letters, in any letters. */
 static bool mpt__word_is(const char *p, size_t n, const char *word) {
 	size_t i = 0;
 	for (; i < n && word[i]; i++)
@@ -34131,7 +33973,7 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
 	return i == n && !word[i];
 }
 
-/* What stands for no value: what pandas takes for it, but for an upper-case NAN and a ? . */
+/* No value: what pandas takes for it, but for an upper-case NAN and a ? . */
 static bool mpt__field_missing(const char *p, size_t n) {
 	static const char *const words[] = {
 		"", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NULL", "null", "None", "?"};
@@ -34150,7 +33992,7 @@ static bool mpt__word_infinite(const char *p, size_t n) {
 }
 
 /* Whether digits stand in groups: 1,234,567.8, 1.234,5, 1'234, 1_000, 12 345. The last separator
-   may be a decimal point, behind all others stand two or three digits. */
+   may be a decimal point; two or three digits follow all others. */
 static bool mpt__digit_groups(const char *p, size_t n) {
 	static const char *const separators[] = {
 		",", ".", "'", "_", " ", "\xc2\xa0", "\xe2\x80\xaf", "\xe2\x80\x89", "\xe2\x80\x99"};
@@ -34169,8 +34011,8 @@ static bool mpt__digit_groups(const char *p, size_t n) {
 	return run > 0 && (run == 3 || last == 0 || strchr(",._", last));
 }
 
-/* Whether people read a text as a number: one, or one with what they put around it and between its
-   digits, as a currency, a percent sign, a unit of up to three letters, thousands separators. */
+/* Whether people read a text as a number, also with what they put around it and between its digits:
+   a currency, a percent sign, a unit of up to three letters, thousands separators. */
 static bool mpt__number_like(const char *p, size_t n) {
 	static const char *const around[] = {"$", "%", "(", ")", "+", "-", " ", "\xc2\xa3", "\xc2\xa5",
 		"\xc2\xa0", "\xe2\x82\xac", "\xe2\x88\x92"};
@@ -34203,19 +34045,16 @@ MPT__END_REGION
 /* ----
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
- * A table is held as one double per field, a number or that of its category, and a list of texts;
- * samples are made of that when they are asked for. So what is allocated is a few times the file,
- * however many inputs a one-hot column has.
+ * A table is held as one double per field, a number or that of its category, and a list of texts,
+ * of which samples are made on demand: so what is allocated is a few times the file, however many
+ * inputs a one-hot column has.
  * ---- */
 
-mpt_table_config mpt_table_config_default(void) {
-	mpt_table_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_table_config, {
 	config.delimiter = ',';
 	config.header = true;
 	config.dtype = MPT_F32;
-	return config;
-}
+})
 
 #ifdef MPTRAIN_NO_TABLES
 
@@ -34333,7 +34172,7 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
 	return true;
 }
 
-/* Goes to the first field of the next record that is not an empty line; false at the end. */
+/* Goes to the next record that is not an empty line; false at the end. */
 static bool mpt__csv_record(mpt__csv *csv) {
 	for (size_t at = csv->at; at < csv->size; at++) {
 		csv->begun = csv->line;
@@ -34350,7 +34189,7 @@ static void mpt__csv_rewind(mpt__csv *csv) {
 	csv->line = csv->begun = 1;
 }
 
-/* Counts records, all of which have as many fields as the first; false with an error recorded. */
+/* Counts records, all as long as the first; false with an error recorded. */
 static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
 	*records = *columns = 0;
 	for (mpt__csv_rewind(csv); mpt__csv_record(csv); ++*records) {
@@ -34379,8 +34218,8 @@ typedef struct {
 	double mean, deviation;    /* what numbers become */
 } mpt__table_column;
 
-/* The state of a table: owned[0], with its columns behind it; owned[1] has the fields, owned[2] the
-   texts of all categories in order, owned[3] their characters. */
+/* The state of a table: owned[0], with its columns behind it; owned[1]: fields; owned[2]: texts of
+   all categories in order; owned[3]: their characters. */
 typedef struct {
 	int64_t rows, count; /* of columns */
 	const double *fields;
@@ -34402,7 +34241,7 @@ typedef struct {
 	double number; /* NaN if it is none */
 } mpt__category;
 
-/* A column of the file. What is found out about its texts is for messages. */
+/* A column of the file. What is noted of its texts is for messages. */
 typedef struct {
 	int64_t to, name;    /* the column of the table, or -1; where the name is in the text */
 	int64_t line, text;  /* of the first text that looks like a number; the text is a category */
@@ -34435,7 +34274,7 @@ static bool mpt__column_texts(const mpt__table_column *column) {
 		column->use == MPT_COLUMN_CLASS;
 }
 
-/* Adds characters and their 0; where they are, -1 with an error recorded. */
+/* Adds characters and a 0; where they are, -1 with an error recorded. */
 static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
 	int64_t at = r->text_size;
 	if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
@@ -34478,7 +34317,7 @@ static bool mpt__category_room(mpt__table_reader *r) {
 	return r->rows != NULL;
 }
 
-/* The number of a category, which is added; -1 if that is not possible. */
+/* The number of a category, which is added; -1 if that cannot be. */
 static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char *text, size_t n) {
 	if (!mpt__category_room(r)) return -1;
 	uint32_t *row = mpt__category_row(r, column, text, n);
@@ -34510,8 +34349,8 @@ static const char *mpt__told_name(const mpt__table_reader *r, int64_t f) {
 	return r->table->named ? r->text + r->file[f].name : "without a name";
 }
 
-/* The category of a field of a table that is like another one; NaN where that lacks its text, which
-   then counts as missing, -1 where it lacks that, too. False with an error recorded. */
+/* The category of a field of a table like another; NaN where that lacks its text, which then counts
+   as missing, -1 where it lacks that, too. False with an error recorded. */
 static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
 	const mpt__csv *csv = &r->csv;
 	const mpt__table_column *column = &r->table->columns[r->file[f].to];
@@ -34555,7 +34394,7 @@ static bool mpt__table_category(mpt__table_reader *r, int64_t f, const char *nam
 			csv->field, csv->length);
 }
 
-/* Stores a field of the file's column f, and what kind its column is if that was open. */
+/* Stores a field of the file's column f, whose kind is known then. */
 static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
 	const mpt__csv *csv = &r->csv;
 	mpt__file_column *of = &r->file[f];
@@ -34637,7 +34476,7 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
 
 /* ==== Decimal commas ==== */
 
-/* What a column of the file has been seen to hold besides whole numbers and missing values. */
+/* What a column has been seen to hold besides whole numbers and missing values. */
 enum {
 	MPT__COMMA = 1,     /* a number with a decimal comma */
 	MPT__SURE = 2,      /* one that cannot have a comma of thousands: not 1,234 */
@@ -34655,8 +34494,8 @@ static uint8_t mpt__decimal_kind(const char *p, size_t n) {
 	return thousands ? MPT__COMMA : MPT__COMMA | MPT__SURE;
 }
 
-/* Tells which columns have decimal commas by all of their texts. Where some may be commas of
-   thousands and other columns have points, they are. */
+/* Which columns have decimal commas, by all of their texts. Where some may be commas of thousands
+   and other columns have points, they are. */
 static void mpt__decimals_told(mpt__table_reader *r) {
 	mpt__base *base = &r->csv.context->base;
 	int64_t first = -1, count = 0;
@@ -34677,8 +34516,8 @@ static void mpt__decimals_told(mpt__table_reader *r) {
 		sure ? "" : ", if these are none of thousands");
 }
 
-/* Finds out which columns have decimal commas: where the config does not say, those all of whose
-   texts can be numbers with some. The reader is where it was, afterwards. */
+/* Finds decimal commas where the config does not say: columns all of whose texts can be numbers
+   with some. Leaves the reader where it was. */
 static bool mpt__table_decimals(mpt__table_reader *r) {
 	mpt__csv kept = r->csv;
 	if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
@@ -34732,8 +34571,8 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
 	return c >= 0;
 }
 
-/* The column of the file that is column c of the table that this one is like: by its name where
-   both have names, else by its place among `targets` of them or without. -1: there is none. */
+/* The file's column that is column c of the table that this is like: by name where both have names,
+   else by its place among `targets` or without them. -1: none. */
 static int64_t mpt__like_find(
 	const mpt__table_reader *r, const mpt__table *like, int64_t c, int64_t place) {
 	const char *name = like->text + like->columns[c].name;
@@ -34800,8 +34639,8 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
 	return true;
 }
 
-/* Numbers categories in order, which is that of the table that this one is like, in the fields
-   too; their list is `owned[2]` of the dataset. */
+/* Numbers categories in order, that of the table that this is like, in the fields too; their list
+   is owned[2]. */
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
 	mpt_context *ctx = r->csv.context;
 	mpt__table *table = r->table;
@@ -34810,8 +34649,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
 	int64_t *order = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *order);
 	int64_t *codes = order ? order + n : NULL;
 	const char **texts =
-		(const char **)mpt__allocate(&ctx->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
-	dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
+		(const char **)mpt__dataset_room(ctx, dataset, 2, (size_t)n * sizeof *texts);
 	for (int64_t i = 0; order && i < n; i++) order[i] = i;
 	if (order && !r->fixed) mpt__sort_by(order, n, mpt__category_before, r);
 	for (int64_t i = n; order && texts && i-- > 0;) {
@@ -34829,7 +34667,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
 	return mpt__ok(ctx);
 }
 
-/* Tells of columns whose texts became categories though they look like numbers. */
+/* Tells of columns of categories that look like numbers. */
 static void mpt__numbers_told(mpt__table_reader *r) {
 	int told = 0;
 	for (int64_t f = 0; f < r->file_count && told < 8; f++) {
@@ -34868,7 +34706,7 @@ static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
 	return mpt__ok(r->csv.context);
 }
 
-/* Reads all records into the fields; numbers categories as they come. */
+/* Reads all records into the fields; categories are numbered as they come. */
 static bool mpt__table_fill(mpt__table_reader *r) {
 	mpt__table *table = r->table;
 	for (int64_t i = 0; i < table->rows; i++) {
@@ -34899,8 +34737,7 @@ static double mpt__column_value(
 	return column->deviation > 0.0 ? (value - column->mean) / column->deviation : value;
 }
 
-static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-	void *input, void *target, char *error) {
+static bool mpt__table_make(MPT__MAKE_TAKES) {
 	const mpt__table *table = (const mpt__table *)dataset->state;
 	const double *row = table->fields + at * table->count;
 	int64_t done[2] = {0, 0};
@@ -34955,7 +34792,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
 MPT__BEGIN_COLD
 /* ==== Reading ==== */
 
-/* A dataset of what was read; what the reader still owns is released by the caller. */
+/* A dataset of what was read; the caller releases what the reader still owns. */
 static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
 	mpt__table *table = r->table;
 	mpt_user_dataset_config samples;
@@ -34969,11 +34806,9 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
 		return NULL;
 	}
 	table->fields = r->fields, table->text = r->text;
-	dataset->owned[0] = table;
-	dataset->owned_bytes[0] = r->table_bytes;
-	dataset->owned[1] = r->fields;
-	dataset->owned_bytes[1] = r->field_bytes;
-	dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
+	mpt__dataset_own(dataset, 0, table, r->table_bytes);
+	mpt__dataset_own(dataset, 1, r->fields, r->field_bytes);
+	mpt__dataset_own(dataset, 3, r->text, (size_t)r->text_room);
 	dataset->state = table;
 	dataset->make = mpt__table_make;
 	for (int64_t c = 0; c < table->count; c++) {
@@ -34987,8 +34822,8 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
 	return dataset;
 }
 
-/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte of
-   its own in the file, so that these products cannot overflow where the file fits. */
+/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte in
+   the file: these products cannot overflow where it fits. */
 static bool mpt__table_room(
 	mpt__table_reader *r, int64_t rows, int64_t columns, int64_t file_columns) {
 	mpt__base *base = &r->csv.context->base;
@@ -35095,29 +34930,18 @@ static mpt_dataset mpt__table_open(
 }
 
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
-	char *text = NULL;
-	mpt__reader file;
-	if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
-	file.size = 0;
-	if (!path) {
-		mpt__error(ctx, ARGUMENT, "path is NULL");
-	} else if (mpt__reader_open(&file, ctx, path)) {
-		if (file.size == 0) mpt__error(ctx, FORMAT, "%s: the file is empty", path);
-		text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
-		mpt__reader_close(&file);
-	}
-	return mpt__table_open(ctx, path, text, (size_t)file.size, config);
+	size_t size;
+	if (!mpt__enter_files(ctx, "mpt_csv")) return mpt__dataset_handle(ctx, NULL);
+	char *text = (char *)mpt__reader_whole(ctx, path, &size);
+	return mpt__table_open(ctx, path, text, size, config);
 }
 
 mpt_dataset mpt_csv_memory(
 	mpt_context *ctx, const char *text, size_t bytes, const mpt_table_config *config) {
-	if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
-	if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
-		mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
-		return mpt__dataset_handle(ctx, NULL);
-	}
+	if (!mpt__enter_files(ctx, "mpt_csv_memory")) return mpt__dataset_handle(ctx, NULL);
+	if (!text || bytes == 0 || bytes > PTRDIFF_MAX)
+		return mpt__refuse_dataset(
+			ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
 	char *copy = (char *)mpt__host_new(ctx, bytes);
 	if (copy) memcpy(copy, text, bytes);
 	return mpt__table_open(ctx, "text", copy, bytes, config);
@@ -35125,7 +34949,7 @@ mpt_dataset mpt_csv_memory(
 
 /* ==== Scaling, names ==== */
 
-/* Mean and deviation of a column over the samples of a part that have a value. */
+/* Mean and deviation of a column over a part's samples that have a value. */
 static void mpt__column_fit(
 	mpt__table *table, int64_t c, const mpt__dataset *part, bool standardise) {
 	mpt__table_column *column = &table->columns[c];
@@ -35253,8 +35077,8 @@ static void mpt__table_quote(mpt__text *out, const char *text) {
 	mpt__text_char(out, '"');
 }
 
-/* The file, counted at least: what does not fit is not written. Doubles have 17 digits, which tell
-   each from all others. */
+/* The file, counted at least: what does not fit is not written. 17 digits tell each double from all
+   others. */
 static void mpt__table_text_of(const mpt__table *table, mpt__text *out) {
 	mpt__write_text(out, "%s\ntable,1,%s,%s,%s\n", mpt__table_head,
 		mpt__dtype_info[table->dtype].name, table->named ? "named" : "",
@@ -35302,7 +35126,7 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
 
 /* ==== Load ==== */
 
-/* A file under way, with the five fields of its record and a 0 behind each. */
+/* A file under way, with the five fields of its record, each with a 0. */
 typedef struct {
 	mpt__table_reader *reader;
 	char *words[5];
@@ -35315,8 +35139,8 @@ static bool mpt__table_odd(const mpt__table_record *record, int k) {
 		record->words[k], record->lengths[k]);
 }
 
-/* Goes to the next record and reads it; what ends its fields is overwritten. False at the end, and
-   with an error recorded. */
+/* Reads the next record, overwriting what ends its fields. False at the end, and with an error
+   recorded. */
 static bool mpt__table_next(mpt__table_record *record) {
 	mpt__csv *csv = &record->reader->csv;
 	if (!mpt__csv_record(csv)) return false;
@@ -35328,7 +35152,7 @@ static bool mpt__table_next(mpt__table_record *record) {
 	return true;
 }
 
-/* Whether field k is one of two words: the number of it, else -1 with an error recorded. */
+/* Which of two words field k is; -1 with an error recorded. */
 static int mpt__table_word(
 	const mpt__table_record *record, int k, const char *first, const char *second) {
 	int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
@@ -35403,7 +35227,7 @@ static bool mpt__table_records(mpt__table_reader *r) {
 	return mpt__ok(r->csv.context);
 }
 
-/* Takes over `text`, which has room for one byte more than its size. */
+/* Takes over `text`, which has room for a byte more. */
 static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *text, size_t size) {
 	MPT__PLAIN_FLOATS;
 	mpt__dataset *dataset = NULL;
@@ -35437,8 +35261,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 	mpt__reader file;
 	char *text = NULL;
-	if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_table_load")) return mpt__dataset_handle(ctx, NULL);
 	file.size = 0;
 	if (!path) {
 		mpt__error(ctx, ARGUMENT, "path is NULL");
@@ -35451,12 +35274,10 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-	if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
-	if (!text || bytes >= PTRDIFF_MAX) {
-		mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
-		return mpt__dataset_handle(ctx, NULL);
-	}
+	if (!mpt__enter_files(ctx, "mpt_table_load_memory")) return mpt__dataset_handle(ctx, NULL);
+	if (!text || bytes >= PTRDIFF_MAX)
+		return mpt__refuse_dataset(
+			ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
 	char *copy = (char *)mpt__host_new(ctx, bytes + 1);
 	if (copy) memcpy(copy, text, bytes);
 	return mpt__table_opened(ctx, "text", copy, bytes);
@@ -35465,7 +35286,7 @@ mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t byt
 #endif /* MPTRAIN_NO_TABLES */
 
 /* ----
- * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
+ * data/array.c: arrays in files: NumPy's .npy and .npz, and raw numbers, read when needed.
  *
  * Headers are checked against the bytes that there are before anything is allocated for them.
  * ---- */
@@ -35538,7 +35359,7 @@ static const struct {
 	{'u', 1, MPT_U8}, {'i', 1, MPT_I32}, {'i', 2, MPT_I32}, {'u', 2, MPT_I32}, {'i', 4, MPT_I32},
 	{'u', 4, MPT_I64}, {'i', 8, MPT_I64}, {'u', 8, MPT_I64}};
 
-/* The header of what bytes[size] holds; false with an error recorded. */
+/* The header of bytes[size]; false with an error recorded. */
 static bool mpt__npy_header(mpt__npy *npy) {
 	const uint8_t *p = npy->bytes;
 	size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
@@ -35617,7 +35438,7 @@ static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to
 	return npy->kind != 'u' || width < 8 || bits <= INT64_MAX;
 }
 
-/* All elements, in rows, with `*bytes` of memory that the caller releases; NULL with an error. */
+/* All elements in rows, `*bytes` that the caller releases; NULL with an error. */
 static uint8_t *mpt__npy_read(
 	const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind, size_t *bytes) {
 	mpt__base *base = &npy->context->base;
@@ -35663,19 +35484,14 @@ static void mpt__npz_close(mpt__npz *file) {
 }
 
 static bool mpt__npz_open(mpt__npz *file, mpt_context *ctx, const char *path) {
-	mpt__reader reader;
 	mpt__zero(*file);
 	file->context = ctx;
 	file->path = path;
-	if (!path) return mpt__reject(ctx, ARGUMENT, "path is NULL");
-	if (!mpt__reader_open(&reader, ctx, path)) return false;
-	file->size = (size_t)reader.size;
-	file->bytes = mpt__reader_rest(&reader, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
-	mpt__reader_close(&reader);
-	return file->bytes || mpt__reject(ctx, FORMAT, "%s: the file is empty", path);
+	file->bytes = mpt__reader_whole(ctx, path, &file->size);
+	return file->bytes != NULL;
 }
 
-/* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
+/* The entry "name.npy" in the directory at a zip file's end; false with an error recorded. */
 static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8_t **entry) {
 	const uint8_t *const p = file->bytes;
 	size_t n = file->size, length = strlen(npy->name);
@@ -35757,7 +35573,7 @@ mpt_tensor mpt_numpy_tensor(mpt_context *ctx, const char *path, const char *name
 	mpt__npy npy;
 	size_t bytes = 0;
 	mpt_tensor made = mpt__null(ctx);
-	if (!mpt__enter(ctx, "mpt_numpy_tensor") || mpt__no_data_files(ctx)) return made;
+	if (!mpt__enter_files(ctx, "mpt_numpy_tensor")) return made;
 	uint8_t *data = mpt__npz_open(&file, ctx, path) && mpt__npy_open(&file, name, &npy)
 		? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
 		: NULL;
@@ -35821,7 +35637,7 @@ static mpt_dataset mpt__npy_dataset(
 		if (!dataset)
 			mpt__release(&ctx->base, data[i], bytes[i], MPT_MEMORY_DATA);
 		else
-			dataset->owned[i] = data[i], dataset->owned_bytes[i] = bytes[i];
+			mpt__dataset_own(dataset, i, data[i], bytes[i]);
 	}
 	if (dataset) dataset->inputs = data[0], dataset->targets = data[1];
 	return mpt__dataset_publish(ctx, dataset);
@@ -35830,31 +35646,25 @@ static mpt_dataset mpt__npy_dataset(
 mpt_dataset mpt_npy(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
 	MPT__PLAIN_FLOATS;
 	const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
-	if (!mpt__enter(ctx, "mpt_npy") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_npy")) return mpt__dataset_handle(ctx, NULL);
 	return mpt__npy_dataset(ctx, paths, names);
 }
 
 mpt_dataset mpt_npz(mpt_context *ctx, const char *path, const char *inputs, const char *targets) {
 	MPT__PLAIN_FLOATS;
 	const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
-	if (!mpt__enter(ctx, "mpt_npz") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_npz")) return mpt__dataset_handle(ctx, NULL);
 	if (inputs) return mpt__npy_dataset(ctx, paths, names);
-	mpt__error(ctx, ARGUMENT, "inputs is NULL; it names an array in the .npz");
-	return mpt__dataset_handle(ctx, NULL);
+	return mpt__refuse_dataset(ctx, ARGUMENT, "inputs is NULL; it names an array in the .npz");
 }
 
 /* ==== Raw numbers in files ==== */
 
-mpt_raw_config mpt_raw_config_default(void) {
-	mpt_raw_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_raw_config, {
 	config.dtype = MPT_F32;
 	config.target_dtype = MPT_I64;
 	config.shape = config.target_shape = MPT_SCALAR;
-	return config;
-}
+})
 
 /* Inputs and targets in their files: owned[0], with the paths behind it. */
 typedef struct {
@@ -35864,8 +35674,7 @@ typedef struct {
 	} part[2];
 } mpt__raw;
 
-static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-	void *input, void *target, char *error) {
+static bool mpt__raw_make(MPT__MAKE_TAKES) {
 	const mpt__raw *raw = (const mpt__raw *)dataset->state;
 	(void)seed, (void)work;
 	for (int i = 0; i < 2; i++) {
@@ -35879,7 +35688,7 @@ static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed
 	return true;
 }
 
-/* How many samples of `bytes` a file holds, -1 with an error recorded. */
+/* How many samples of `bytes` a file holds; -1 with an error recorded. */
 static int64_t mpt__raw_count(
 	mpt_context *ctx, const char *path, int64_t offset, int64_t *stride, size_t bytes) {
 	mpt__reader file;
@@ -35908,9 +35717,8 @@ static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config
 	samples.target_shape = config->target_shape;
 	mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, false);
 	if (!dataset) return NULL;
-	dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
-	mpt__raw *raw = (mpt__raw *)mpt__allocate(&ctx->base, dataset->owned_bytes[0], MPT_MEMORY_DATA);
-	dataset->owned[0] = raw;
+	mpt__raw *raw =
+		(mpt__raw *)mpt__dataset_room(ctx, dataset, 0, sizeof(mpt__raw) + first + second);
 	for (int i = 0; raw && i < 2 && paths[i]; i++) {
 		char *text = (char *)(raw + 1) + (i ? first : 0);
 		memcpy(text, paths[i], i ? second : first);
@@ -35932,8 +35740,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config
 
 mpt_dataset mpt_raw_files(mpt_context *ctx, const mpt_raw_config *config) {
 	mpt__dataset *dataset = NULL;
-	if (!mpt__enter(ctx, "mpt_raw_files") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_raw_files")) return mpt__dataset_handle(ctx, NULL);
 	if (!config || !config->inputs)
 		mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
 	else
@@ -35944,12 +35751,11 @@ mpt_dataset mpt_raw_files(mpt_context *ctx, const mpt_raw_config *config) {
 /* ----
  * data/decode.c: files of pictures, walked through before stb_image sees them.
  *
- * stb_image trusts much of what a file says: tables that were never defined, counts larger than
- * its arrays, palettes shorter than their indices. So each file is read twice: first its structure
- * here, and only what passes goes to the decoder, through callbacks that notice when it asks for
- * bytes past the end. On that second way the file may take detours, where the decoder would
- * otherwise use memory that it never wrote or bits that are not there. What it reads passes the
- * checksums of PNG chunks and, with a manifest, SHA-256.
+ * stb_image trusts much of what a file says: tables never defined, counts larger than its arrays,
+ * palettes shorter than their indices. So each file is read twice: its structure here, and only
+ * what passes by the decoder, through callbacks that notice when it asks for bytes past the end. On
+ * that second way the file may take detours, where the decoder would use memory that it never wrote
+ * or bits that are not there. It passes the checksums of PNG chunks and, with a manifest, SHA-256.
  * ---- */
 
 #ifdef MPTRAIN_STB_IMAGE
@@ -35972,8 +35778,8 @@ MPT__FOREIGN_CODE_END
 #define MPT__STB_SIDE (1 << 24)
 #endif
 
-/* No version of stb_image says which it is. From 2.29 on its state of inflate has a member more
-   before this one, which can be seen where it is implemented here. */
+/* No version of stb_image says which it is. From 2.29 on its state of inflate has one more member
+   before this, seen where it is implemented here. */
 #if defined(STB_IMAGE_IMPLEMENTATION) && !defined(STBI_NO_ZLIB)
 enum {
 	MPT__STB_OLD = offsetof(stbi__zbuf, zout) - offsetof(stbi__zbuf, num_bits) <= 2 * sizeof(int)
@@ -36062,7 +35868,7 @@ static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
 
 enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
 
-/* Before the byte `at`, the decoder gets zeros, and then what comes from `to` on. */
+/* Before byte `at` the decoder gets zeros, then what comes from `to` on. */
 typedef struct {
 	int64_t at, to;
 	int zeros; /* MPT__ZEROS: until it asks whether the file ends */
@@ -36087,14 +35893,14 @@ typedef struct {
 	bool hashed;
 	int format;
 	int width, height, values; /* as the walk found them; values: of a decoded pixel */
-	/* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
+	/* PNG: what the next chunk still has; `fault` names the first with a wrong checksum. */
 	int64_t chunk_left, chunk_size, chunk_at;
 	uint32_t chunk_crc;
 	uint8_t chunk[8]; /* length and type, then the checksum */
 	int chunk_filled;
 	bool chunk_body, chunks_end;
 	int64_t fault;
-	/* What the decoder reads in place of 4 bytes at patch_at; 0: nothing. */
+	/* What the decoder reads for 4 bytes at patch_at; 0: nothing. */
 	int64_t patch_at;
 	uint8_t patch[4];
 	int detour_count, detour; /* all, and the next one */
@@ -36189,9 +35995,9 @@ static int64_t mpt__image_place(const mpt__image_file *file) {
 	return file->position - (int64_t)(file->end - file->begin);
 }
 
-/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what
-   it was given ends where a scan of a JPEG file begins, so that its question whether the file ends
-   (mpt__image_end) tells on which side of that it is. */
+/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again: what it was
+   given ends where a JPEG scan begins, so that its question for the end (mpt__image_end) tells on
+   which side of that it is. */
 static int mpt__image_detour(mpt__image_file *file, size_t given) {
 	const mpt__detour *next = &file->detours[file->detour];
 	if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return 0;
@@ -36242,7 +36048,7 @@ static void mpt__image_skip(void *user, int n) {
 	if (n > 0 && mpt__image_read(user, NULL, n) < n) file->starved = true;
 }
 
-/* stb_image asks this behind the pixels of a JPEG scan, before it looks for the next marker. */
+/* stb_image asks this behind the pixels of a JPEG scan, before the next marker. */
 static int mpt__image_end(void *user) {
 	mpt__image_file *file = (mpt__image_file *)user;
 	if (file->zeros < 0)
@@ -36323,6 +36129,9 @@ typedef struct {
 	int pending;                       /* the marker behind a scan; -1: none */
 } mpt__jpeg;
 
+/* What is left of a segment, or of a chunk below. */
+#define MPT__JPEG_TAKES mpt__image_file *file, mpt__jpeg *jpeg, int left
+
 /* Reads a marker as the decoder does: -1 where there is none. */
 static int mpt__jpeg_marker(mpt__image_file *file) {
 	uint32_t c = mpt__walk_byte(file);
@@ -36331,7 +36140,7 @@ static int mpt__jpeg_marker(mpt__image_file *file) {
 	return (int)c;
 }
 
-static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_quantisation(MPT__JPEG_TAKES) {
 	while (left > 0) {
 		uint32_t head = mpt__walk_byte(file);
 		int bytes = head >> 4 ? 128 : 64;
@@ -36345,7 +36154,7 @@ static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int l
 	return true;
 }
 
-static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_huffman(MPT__JPEG_TAKES) {
 	while (left > 0) {
 		const char *wrong = NULL;
 		uint32_t head = mpt__walk_byte(file);
@@ -36354,7 +36163,7 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
 			int count = (int)mpt__walk_byte(file);
 			symbols += count, code = 2 * code + count;
 			if (code > 1 << bits) wrong = "has more codes than fit their lengths", code = 0;
-			/* 255 stands for longer codes in the decoder's table of short ones, to 9 bits. */
+			/* 255 stands for longer codes in the decoder's table of short ones, up to 9 bits. */
 			if (symbols > (bits <= 9 ? 255 : 256)) wrong = "has too many codes";
 		}
 		left -= 17 + symbols;
@@ -36370,13 +36179,13 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
 	return true;
 }
 
-static bool mpt__jpeg_restart(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_restart(MPT__JPEG_TAKES) {
 	if (left != 2) return mpt__fault(file, "a restart interval (DRI) of %d bytes, not 2", left);
 	jpeg->restart = (int)mpt__walk_big(file, 2);
 	return true;
 }
 
-static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_frame(MPT__JPEG_TAKES) {
 	uint32_t bits = mpt__walk_byte(file);
 	if (jpeg->components) return mpt__fault(file, "a second frame header (SOF)");
 	file->height = (int)mpt__walk_big(file, 2), file->width = (int)mpt__walk_big(file, 2);
@@ -36408,7 +36217,7 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 	return true;
 }
 
-/* Goes to the marker that ends the scan; returns how many restart markers came before it. */
+/* Goes to the marker that ends the scan; returns the restart markers before it. */
 static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t *end) {
 	int64_t restarts = 0;
 	while (!file->starved) {
@@ -36430,7 +36239,7 @@ static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t
 	return restarts;
 }
 
-/* The numbers of the scan's components in part[4]; false if they are not its. */
+/* The scan's components by number in part[4]; false if they are not its. */
 static bool mpt__jpeg_scan_parts(
 	mpt__image_file *file, mpt__jpeg *jpeg, int n, int part[4], uint32_t tables[4]) {
 	for (int i = 0; i < n; i++) {
@@ -36447,7 +36256,7 @@ static bool mpt__jpeg_scan_parts(
 	return true;
 }
 
-/* Blocks or groups of blocks that a scan has: each counts in a restart interval. */
+/* Blocks or groups of blocks of a scan, which a restart interval counts. */
 static int64_t mpt__jpeg_units(
 	const mpt__image_file *file, const mpt__jpeg *jpeg, int n, int part) {
 	int64_t units = 1;
@@ -36461,8 +36270,8 @@ static int64_t mpt__jpeg_units(
 	return units;
 }
 
-/* One scan: its header refers to what was defined before, and its data has all its intervals. */
-static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+/* One scan: its header refers to what was defined, its data has all intervals. */
+static bool mpt__jpeg_scan(MPT__JPEG_TAKES) {
 	int64_t at = mpt__image_place(file);
 	int n = (int)mpt__walk_byte(file);
 	uint32_t tables[4];
@@ -36517,14 +36326,14 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 	return true;
 }
 
-static bool mpt__jpeg_height(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_height(MPT__JPEG_TAKES) {
 	int height = (int)mpt__walk_big(file, 2);
 	(void)jpeg;
 	if (left == 2 && height == file->height) return true;
 	return mpt__fault(file, "a second height, %d (DNL), beside %d", height, file->height);
 }
 
-static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
+static bool mpt__jpeg_other(MPT__JPEG_TAKES) {
 	(void)jpeg;
 	mpt__walk_skip(file, left);
 	return true;
@@ -36534,7 +36343,7 @@ static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 typedef struct {
 	int first, last; /* markers */
 	int frame;       /* 1: only behind a frame header */
-	bool (*read)(mpt__image_file *file, mpt__jpeg *jpeg, int left);
+	bool (*read)(MPT__JPEG_TAKES);
 } mpt__jpeg_segment;
 
 static const mpt__jpeg_segment mpt__jpeg_segments[] = {{0xc0, 0xc2, 0, mpt__jpeg_frame},
@@ -36605,8 +36414,9 @@ typedef struct {
 	bool over;                 /* another chunk came behind IDAT, or IEND */
 	int64_t bytes;             /* of all IDAT */
 } mpt__png;
+#define MPT__PNG_TAKES mpt__image_file *file, mpt__png *png, int64_t length
 
-static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_header(MPT__PNG_TAKES) {
 	static const uint8_t depths[7] = {
 		1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0, 8 | 16};
 	static const uint8_t values[7] = {1, 0, 3, 4, 2, 0, 4};
@@ -36623,8 +36433,8 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
 	return true;
 }
 
-/* The palette; short of what indices can name, it is read as if the rest of it were black. */
-static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t length) {
+/* The palette; read as if black where it is short of what indices can name. */
+static bool mpt__png_palette(MPT__PNG_TAKES) {
 	int64_t at = mpt__image_place(file);
 	if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
 		return mpt__fault(file, "a palette (PLTE) of %lld bytes that is %s", length,
@@ -36640,7 +36450,7 @@ static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t lengt
 	return true;
 }
 
-static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t length) {
+static bool mpt__png_transparency(MPT__PNG_TAKES) {
 	bool fits = png->color == 3 ? png->palette && length <= png->palette
 		: png->color == 0       ? length == 2
 								: png->color == 2 && length == 6;
@@ -36649,8 +36459,8 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
 		length, png->color, png->palette, png->images ? ", behind the pixels" : "");
 }
 
-/* stb_image expects something in the first of these chunks: empty ones before it are left out. */
-static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length) {
+/* stb_image expects something in the first of these chunks: empty ones before it go. */
+static bool mpt__png_image(MPT__PNG_TAKES) {
 	int64_t at = mpt__image_place(file) - 8;
 	if (png->color == 3 && !png->palette)
 		return mpt__fault(file, "pixels without a palette (PLTE) before them");
@@ -36668,7 +36478,7 @@ static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length)
 
 typedef struct {
 	const char *type;
-	bool (*read)(mpt__image_file *file, mpt__png *png, int64_t length);
+	bool (*read)(MPT__PNG_TAKES);
 } mpt__png_chunk;
 
 static const mpt__png_chunk mpt__png_kinds[] = {{"IHDR", mpt__png_header},
@@ -36716,7 +36526,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
 	}
 	if (!png.bytes) return mpt__fault(file, "no pixels (IDAT)");
 	/* The decoder unpacks all there is, up to 1,032 times as much: a row more for each, for files
-	   that some encoder ended late, is enough. */
+	   that an encoder ended late, is enough. */
 	int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
 	if (png.bytes / 2 > row * file->height + 65536)
 		return mpt__fault(
@@ -36732,7 +36542,7 @@ typedef struct {
 	int bits;
 } mpt__bmp;
 
-/* Where the decoder does not look for the pixels, and the palette where it is too short. */
+/* Where the decoder does not look for the pixels, and a palette that is too short. */
 static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
 	bool core = bmp->header == 12;
 	int64_t entry = core ? 3 : 4;
@@ -36802,7 +36612,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
 
 /* ==== What a file is ==== */
 
-/* First bytes; no walk: what it is instead of a picture that can be read. A dot stands for any. */
+/* First bytes, a dot for any; no walk: what it is instead of a picture. */
 typedef struct {
 	const char *begins;
 	int length, at;
@@ -36849,7 +36659,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
 		(uint64_t)(file->end > 1 ? p[1] : 0));
 }
 
-/* Finds out what a file is, what the decoder must not see in it, and how large its picture is. */
+/* Finds out what a file is, what the decoder must not see, and the picture's size. */
 static bool mpt__picture_walk(mpt__image_file *file) {
 	size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
 	if (!file->base->io.seek) return mpt__fault(file, "cannot be read twice: no `seek`");
@@ -36873,25 +36683,21 @@ static bool mpt__picture_walk(mpt__image_file *file) {
 /* ----
  * data/image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
- * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
- * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
- * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
- * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
+ * stb_image takes what it needs from libc (or STBI_MALLOC), at most a few times the pixels that
+ * max_pixels allows. It reads through callbacks that notice when it asks for bytes past the end: it
+ * would decode most torn files to something.
  * ---- */
 
-mpt_image_config mpt_image_config_default(void) {
-	mpt_image_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_image_config, {
 	config.channels = 3;
 	config.max_pixels = INT64_C(1) << 25;
-	return config;
-}
+})
 
 #ifdef MPTRAIN_STB_IMAGE
 
 /* ==== Lists of files ==== */
 
-/* Paths relative to a folder, "class/name", one after the other and each with its 0. */
+/* Paths relative to a folder, "class/name", each with its 0. */
 typedef struct {
 	mpt_context *context;
 	char *text;
@@ -36924,7 +36730,7 @@ static bool mpt__image_name(const char *name) {
 }
 
 /* What io.list reports: a folder where folders are looked for, else an image file. What has the
-   name of one counts if it is a folder, too, or may be: who opens it is told why it is none. */
+   name of one counts if it is, or may be, a folder, too: who opens it is told why it is none. */
 static void mpt__files_entry(void *to, const char *name, bool is_folder) {
 	mpt__files *files = (mpt__files *)to;
 	mpt__base *base = &files->context->base;
@@ -36954,7 +36760,7 @@ static bool mpt__files_list(mpt__files *files, const char *path) {
 	return mpt__ok(ctx);
 }
 
-/* In the order of bytes, '/' before all others, so that folders stay together. */
+/* By bytes, '/' before all others, so that folders stay together. */
 static int mpt__path_compare(const char *a, const char *b) {
 	while (*a && *a == *b) a++, b++;
 	int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
@@ -36993,8 +36799,7 @@ static int mpt__hex_digit(char c) {
 								: -1;
 }
 
-/* One line "64 digits, a space, a space or *, path" of n bytes; NULL if it is good, else what is
-   wrong. */
+/* One line "64 digits, a space, a space or *, path" of n bytes; NULL, or what is wrong. */
 static const char *mpt__manifest_line(
 	const char *line, size_t n, uint8_t digest[32], char path[MPT__PATH_SIZE]) {
 	if (n > 0 && line[n - 1] == '\r') n--;
@@ -37022,7 +36827,7 @@ static int64_t mpt__manifest_find(const mpt__files *files, char path[MPT__PATH_S
 	return mpt__files_find(files, strncmp(path, "./", 2) == 0 ? path + 2 : path);
 }
 
-/* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
+/* Gives every file its digest of the manifest `text`, which has a line for each. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
 	size_t n, uint8_t (*digests)[32], uint8_t *named) {
 	char file[MPT__PATH_SIZE];
@@ -37053,7 +36858,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 
 /* ==== Image folders ==== */
 
-/* What the samples of a folder are made of; all of it one allocation. */
+/* What a folder's samples are made of, in one allocation. */
 typedef struct {
 	mpt__pipeline plan;
 	mpt_image_config config;
@@ -37069,7 +36874,7 @@ typedef struct {
 	int width, height;
 } mpt__decoded;
 
-/* Says that a picture is too large, for its folder or for stb_image at all. */
+/* Says that a picture is too large, for its folder or for stb_image. */
 static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *config) {
 	int64_t pixels = (int64_t)file->width * file->height;
 	int values = config->channels > file->values ? config->channels : file->values;
@@ -37084,7 +36889,7 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
 		file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
-/* Decodes a file that is open, or only measures it; false with a sentence in file->error. */
+/* Decodes or only measures an open file; false with a sentence in file->error. */
 static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
 	const uint8_t *digest, bool measure, mpt__decoded *out) {
 	static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
@@ -37139,8 +36944,7 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
 	return good;
 }
 
-static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-	void *input, void *target, char *error) {
+static bool mpt__folder_make(MPT__MAKE_TAKES) {
 	const mpt__folder *folder = (const mpt__folder *)dataset->state;
 	const mpt__pipeline *plan = &folder->plan;
 	mpt__image_file *file = (mpt__image_file *)(void *)(work + mpt__pipeline_bytes(plan));
@@ -37163,7 +36967,7 @@ static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 	return good;
 }
 
-/* The classes and files of a folder; *classes and files have to be freed. */
+/* The classes and files of a folder, both to be freed. */
 static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *files) {
 	char path[2 * MPT__PATH_SIZE];
 	if (!mpt__files_list(classes, root)) return false;
@@ -37185,7 +36989,7 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
 	return true;
 }
 
-/* Bytes of each part of what a folder owns, every one a multiple of 8. */
+/* Bytes of a part of what a folder owns, a multiple of 8. */
 static size_t mpt__folder_part(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 static bool mpt__path_within(const char *path, const char *folder) {
@@ -37193,7 +36997,7 @@ static bool mpt__path_within(const char *path, const char *folder) {
 	return strncmp(path, folder, n) == 0 && path[n] == '/';
 }
 
-/* Copies the lists behind the folder's head; `state` has room for all of it. */
+/* Copies the lists behind the folder's head, for which `state` has room. */
 static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt__files *classes,
 	const mpt__files *files, const mpt_image_config *config) {
 	mpt__folder *folder = (mpt__folder *)dataset->owned[0];
@@ -37244,7 +37048,7 @@ static bool mpt__folder_manifest(mpt_context *ctx, mpt__dataset *dataset, const 
 	return good;
 }
 
-/* Without steps that set it, the size of the first picture; then the finished plan. */
+/* Without steps that set it, the size of the first picture; then the plan. */
 static bool mpt__folder_plan(mpt_context *ctx, const mpt__folder *probe, mpt__pipeline *plan) {
 	const mpt_image_config *config = &probe->config;
 	char error[MPT__SAMPLE_ERROR];
@@ -37308,8 +37112,7 @@ mpt_dataset mpt_image_folder(mpt_context *ctx, const char *folder, const mpt_ima
 	mpt_image_config defaults = mpt_image_config_default();
 	mpt__dataset *dataset = NULL;
 	if (!config) config = &defaults;
-	if (!mpt__enter(ctx, "mpt_image_folder") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_image_folder")) return mpt__dataset_handle(ctx, NULL);
 	if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
 		mpt__error(ctx, ARGUMENT, "folder is %s",
 			!folder          ? "NULL"
@@ -37355,7 +37158,7 @@ static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split s
 			file->size, (int)MPT__CIFAR_RECORD);
 }
 
-/* Moves labels out of `records` records, so that their pixels lie one after the other. */
+/* Moves the labels out of records, so that their pixels lie one after the other. */
 static bool mpt__cifar_split(mpt_context *ctx, const char *path, uint8_t *records, int64_t count,
 	uint8_t *pixels, uint8_t *labels) {
 	for (int64_t i = 0; i < count; i++) {
@@ -37379,7 +37182,7 @@ static bool mpt__cifar_read(
 		mpt__reader file;
 		if (!mpt__cifar_open(ctx, directory, split, i, path, &file)) return false;
 		int64_t count = file.size / MPT__CIFAR_RECORD;
-		/* The records end where those still to come begin: moving pixels down never overtakes. */
+		/* The records end where those to come begin: moving pixels down never overtakes. */
 		uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
 		bool good = count <= dataset->count - done;
 		if (!good)
@@ -37411,10 +37214,8 @@ static mpt__dataset *mpt__cifar_new(mpt_context *ctx, const char *directory, mpt
 	}
 	mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, true);
 	if (!dataset) return NULL;
-	for (int i = 0; i < 2; i++) {
-		dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
-		dataset->owned[i] = mpt__allocate(&ctx->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
-	}
+	for (int i = 0; i < 2; i++)
+		mpt__dataset_room(ctx, dataset, i, (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD));
 	if (mpt__ok(ctx) && mpt__cifar_read(ctx, directory, split, dataset)) {
 		dataset->inputs = (const uint8_t *)dataset->owned[0];
 		dataset->targets = (const uint8_t *)dataset->owned[1];
@@ -37428,14 +37229,8 @@ static mpt__dataset *mpt__cifar_new(mpt_context *ctx, const char *directory, mpt
 
 mpt_dataset mpt_cifar10(mpt_context *ctx, const char *directory, mpt_split split) {
 	mpt__dataset *dataset = NULL;
-	if (!mpt__enter(ctx, "mpt_cifar10") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
-	if (!directory)
-		mpt__error(ctx, ARGUMENT, "directory is NULL");
-	else if (split != MPT_TRAIN && split != MPT_TEST)
-		mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
-	else
-		dataset = mpt__cifar_new(ctx, directory, split);
+	if (!mpt__enter_files(ctx, "mpt_cifar10")) return mpt__dataset_handle(ctx, NULL);
+	if (mpt__split_good(ctx, directory, split)) dataset = mpt__cifar_new(ctx, directory, split);
 	return mpt__dataset_publish(ctx, dataset);
 }
 
@@ -37444,7 +37239,7 @@ MPT__BEGIN_DATA
 /* ----
  * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
- * Files are checked while they are read; what is allocated for them is a few times their size.
+ * Files are checked while they are read; what they take is a few times their size.
  * ---- */
 
 #define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
@@ -37604,7 +37399,7 @@ static void mpt__tokenizer_free(mpt_context *ctx, void *object) {
 		mpt__host_free(ctx, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
 }
 
-/* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
+/* A zeroed part of `count` elements in place of what was there. NULL with an error recorded. */
 static void *mpt__tokenizer_part(
 	mpt_context *ctx, mpt__tokenizer *tokenizer, int part, int64_t count, size_t size) {
 	mpt__memory *memory = &tokenizer->memory[part];
@@ -37641,7 +37436,7 @@ static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *t
 	return (int64_t)*mpt__token_row(tokenizer, text, n) - 1;
 }
 
-/* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
+/* Fills `find`. Gives the first token that is there twice; -1: none, -2: error. */
 static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer) {
 	size_t size = mpt__table_size(tokenizer->count);
 	tokenizer->find = (uint32_t *)mpt__tokenizer_part(
@@ -37669,7 +37464,7 @@ static bool mpt__tokenizer_room(
 	return mpt__ok(ctx);
 }
 
-/* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
+/* A file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
 static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most, size_t *size) {
 	mpt__reader file;
 	uint8_t *bytes = NULL;
@@ -37735,8 +37530,8 @@ static bool mpt__char_load(
 MPT__BEGIN_COLD
 /* ==== The files of byte-level BPE ==== */
 
-/* In these files each byte is written as one visible character: itself where it is one, else one
-   from 256 on. -1: not such a character. */
+/* These files write each byte as a visible character: itself, or one from 256 on. -1: no such
+   character. */
 static int mpt__byte_of(uint32_t code) {
 	if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255))
 		return (int)code;
@@ -37745,7 +37540,8 @@ static int mpt__byte_of(uint32_t code) {
 	return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
 }
 
-/* A string of bytes written as characters; out (or NULL) has room for all that is left. */
+/* A string of bytes written as characters, to `out` (or NULL), which has room for all that is
+   left. */
 static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
 	uint32_t code;
 	bool good;
@@ -37760,7 +37556,7 @@ static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
 	return good && (*size > 0 || mpt__json_refuse(json, "an empty token"));
 }
 
-/* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
+/* The object of tokens and numbers: counts them, or fills a tokenizer with room for them. */
 static bool mpt__bpe_object(
 	mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count, int64_t *bytes) {
 	json->at = 0;
@@ -37814,8 +37610,7 @@ static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left,
 	}
 }
 
-/* One line "left right" of n bytes; NULL if it is good, else what is wrong. `bytes` has room for
-   the line. */
+/* One line "left right" of n bytes, for which `bytes` has room; NULL, or what is wrong. */
 static const char *mpt__merge_line(
 	const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n, int32_t rank, uint8_t *bytes) {
 	size_t length = 0, left = 0;
@@ -37922,22 +37717,20 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-	if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
-		return mpt__tokenizer_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_char_tokenizer")) return mpt__tokenizer_handle(ctx, NULL);
 	return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(
 	mpt_context *ctx, const char *vocabulary_path, const char *merges_path) {
-	if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
-		return mpt__tokenizer_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_bpe_tokenizer")) return mpt__tokenizer_handle(ctx, NULL);
 	return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
 MPT__END_REGION
 
 /* ==== Encoding ==== */
 
-/* The class of the first character and its size; bytes that are no UTF-8 are marks. */
+/* Class and size of the first character; bytes that are no UTF-8 are marks. */
 static int mpt__class_of(
 	const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n, size_t *size) {
 	uint32_t code = 0;
@@ -37999,7 +37792,7 @@ static uint64_t mpt__heap_pop(mpt__symbols *s) {
 	return top;
 }
 
-/* The merge of a symbol and the one after it; NULL if there is none. */
+/* The merge of a symbol and the one after it; NULL: none. */
 static const mpt__merge *mpt__symbol_merge(
 	const mpt__tokenizer *tokenizer, const mpt__symbols *s, int32_t at) {
 	if (at < 0 || s->token[at] < 0 || s->next[at] < 0) return NULL;
@@ -38012,7 +37805,8 @@ static void mpt__symbol_offer(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 	if (merge) mpt__heap_push(s, (uint64_t)(uint32_t)merge->rank << 32 | (uint32_t)at);
 }
 
-/* The tokens of a piece: again and again the pair of the least rank, leftmost first, is merged. */
+/* The tokens of a piece: the pair of the least rank, leftmost first, is merged until there is
+   none. */
 static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, const uint8_t *p,
 	int32_t n, mpt__token_sink *sink) {
 	for (int32_t i = 0; i < n; i++) {
@@ -38038,7 +37832,7 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 	for (int32_t i = 0; i >= 0; i = s->next[i]) mpt__token_put(sink, s->token[i]);
 }
 
-/* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
+/* Room, which the tokenizer keeps, for the symbols of a piece of n bytes. */
 static bool mpt__symbols_room(
 	mpt_context *ctx, mpt__tokenizer *tokenizer, size_t n, mpt__symbols *s) {
 	size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
@@ -38136,25 +37930,14 @@ int64_t mpt_decode(
 	return length;
 }
 
-mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
-	mpt_context *ctx = tokenizer.context;
-	if (!mpt__enter_anyway(ctx, "mpt_tokenizer_destroy") || !mpt__tokenizer_at(ctx, tokenizer))
-		return mpt__status_of(ctx);
-	mpt__object_free(ctx, MPT__TOKENIZER, tokenizer.slot);
-	return MPT_OK;
-}
+MPT__DESTROYS(tokenizer, MPT__TOKENIZER)
 
 #endif /* MPTRAIN_NO_TEXT */
 
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
 
-mpt_window_config mpt_window_config_default(void) {
-	mpt_window_config config;
-	mpt__zero(config);
-	config.block = 128;
-	return config;
-}
+MPT__DEFAULTS(mpt_window_config, config.block = 128;)
 
 /* A row of tokens, in memory (owned[1]) or in a file. */
 typedef struct {
@@ -38165,8 +37948,7 @@ typedef struct {
 	char path[MPT__PATH_SIZE];
 } mpt__tokens;
 
-static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
-	void *input, void *target, char *error) {
+static bool mpt__window_make(MPT__MAKE_TAKES) {
 	const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
 	const mpt_window_config *config = &tokens->config;
 	mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
@@ -38194,7 +37976,7 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 	return true;
 }
 
-/* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
+/* Checks a config and fills it in; the number of windows, 0 with an error. */
 static int64_t mpt__window_count(
 	mpt_context *ctx, mpt_window_config *config, const char *path, int64_t count) {
 	if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
@@ -38212,7 +37994,7 @@ static int64_t mpt__window_count(
 	return config->random && config->samples > 0 ? config->samples : beside;
 }
 
-/* A dataset of windows of what `tokens` describes; its bytes, if it has any, go over to it. */
+/* A dataset of windows of `tokens`, whose bytes, if any, go over to it. */
 static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size_t bytes) {
 	mpt_user_dataset_config samples;
 	mpt__dataset *dataset = NULL;
@@ -38222,12 +38004,11 @@ static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size
 	samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
 	if (samples.count > 0) dataset = mpt__dataset_new(ctx, &samples, false);
 	if (dataset) {
-		dataset->owned_bytes[0] = sizeof *tokens;
-		dataset->owned[0] = mpt__allocate(&ctx->base, sizeof *tokens, MPT_MEMORY_DATA);
-		if (dataset->owned[0]) {
-			memcpy(dataset->owned[0], tokens, sizeof *tokens);
-			dataset->owned[1] = (void *)(uintptr_t)tokens->bytes, dataset->owned_bytes[1] = bytes;
-			dataset->state = dataset->owned[0];
+		void *own = mpt__dataset_room(ctx, dataset, 0, sizeof *tokens);
+		if (own) {
+			memcpy(own, tokens, sizeof *tokens);
+			mpt__dataset_own(dataset, 1, (void *)(uintptr_t)tokens->bytes, bytes);
+			dataset->state = own;
 			dataset->make = mpt__window_make;
 			if (!tokens->bytes)
 				dataset->work_bytes = (size_t)((tokens->config.block + 1) * tokens->width);
@@ -38270,8 +38051,7 @@ mpt_dataset mpt_token_file(
 	mpt__tokens tokens;
 	mpt__reader file;
 	mpt__dataset *dataset = NULL;
-	if (!mpt__enter(ctx, "mpt_token_file") || mpt__no_data_files(ctx))
-		return mpt__dataset_handle(ctx, NULL);
+	if (!mpt__enter_files(ctx, "mpt_token_file")) return mpt__dataset_handle(ctx, NULL);
 	mpt__tokens_begin(&tokens, config);
 	tokens.width = bytes_per_token;
 	if (!path || strlen(path) >= sizeof tokens.path) {
@@ -38331,11 +38111,10 @@ MPT__BEGIN_COLD
 /* ----
  * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
- * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
- * worker claims the number of the next batch, fills its slot and marks it ready; the owner takes
- * batches in order. What a batch holds depends on (seed, epoch, number) alone. Workers allocate
- * nothing and touch neither log nor error: what went wrong travels in the slot and is reported in
- * its turn.
+ * Batches lie in a ring of slots, allocated when the loader is made. A worker claims the number of
+ * the next batch, fills its slot and marks it ready; the owner takes batches in order. What a batch
+ * holds depends on (seed, epoch, number) alone. Workers allocate nothing and touch neither log nor
+ * error: what went wrong travels in the slot and is reported in its turn.
  * ---- */
 
 #define MPT__MAX_WORKERS 64
@@ -38357,7 +38136,7 @@ MPT__BEGIN_COLD
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 
-/* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
+/* Room for a batch. Between claim and ready it is a worker's, else the owner's. */
 typedef struct {
 	uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
 	void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
@@ -38386,7 +38165,7 @@ struct mpt__loader {
 	mpt__base *base;
 	mpt__dataset *dataset; /* referenced */
 	mpt_loader_config config;
-	mpt__pool *pool; /* that makes batches without workers; NULL: the calling thread alone */
+	mpt__pool *pool; /* makes batches without workers; NULL: the calling thread alone */
 	mpt__delivery delivery;
 	int64_t batches, samples; /* per epoch */
 	int64_t total;            /* samples of all ranks */
@@ -38431,7 +38210,7 @@ static int64_t mpt__batch_size(const mpt__loader *loader, int64_t number) {
 	return left < loader->config.batch ? left : loader->config.batch;
 }
 
-/* Bytes for making a sample; behind them lie a batch's targets that collate makes others of. */
+/* Bytes for making a sample, then a batch's targets of which collate makes others. */
 static size_t mpt__loader_scratch(const mpt__dataset *dataset) {
 	return (mpt__scratch_bytes(dataset) + 63) / 64 * 64;
 }
@@ -38441,7 +38220,7 @@ static void *mpt__sample_place(void *memory, int64_t i, size_t bytes) {
 	return memory ? (uint8_t *)memory + (size_t)i * bytes : NULL;
 }
 
-/* Sample i of this rank's epoch into x and y, which may be NULL; *index becomes its own number. */
+/* Sample i of this rank's epoch into x and y, or NULL; *index becomes its own number. */
 static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i, uint8_t *scratch,
 	void *x, void *y, int64_t *index, char error[MPT__SAMPLE_ERROR]) {
 	const mpt_loader_config *config = &loader->config;
@@ -38451,12 +38230,12 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
 	if (loader->order && soon < loader->total)
 		mpt__sample_expect(loader->dataset, loader->order[soon]);
 	/* A sample that weights draw twice is made in two ways. */
-	uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
 	return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
-		mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
+		mpt__hash_u64(loader->epoch_seed, (uint64_t)(loader->weight_sums ? place : *index)),
+		scratch, x, y, error);
 }
 
-/* A part of a batch whose samples lie in memory, so that none fails. */
+/* A part of a batch whose samples lie in memory: none fails. */
 typedef struct {
 	const mpt__loader *loader;
 	int64_t first, size;
@@ -38476,7 +38255,7 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
 			mpt__sample_place(w->y, i, loader->dataset->target_bytes), &index, error);
 }
 
-/* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
+/* Fills a slot, up to or without samples that fail. Any thread. */
 static void mpt__batch_make(
 	const mpt__loader *loader, mpt__loader_slot *slot, int64_t number, uint8_t *scratch) {
 	MPT__PLAIN_FLOATS;
@@ -38529,9 +38308,8 @@ static void mpt__batch_make(
 
 /* ==== Workers ==== */
 
-/* Notes who made the batch and when; a clock of the user's is not asked from other threads. */
-static void mpt__worker_make(
-	const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
+/* Notes who made the batch and when; only the owner's thread asks a user's clock. */
+static void mpt__worker_make(const mpt__worker *worker, mpt__loader_slot *slot, int64_t number) {
 	const mpt__loader *loader = worker->loader;
 #ifndef MPTRAIN_NO_WATCH
 	const mpt_clock *clock = &loader->base->clock;
@@ -38590,7 +38368,7 @@ static void mpt__loader_allow(mpt__loader *loader, int64_t limit) {
 	if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
 }
 
-/* Ends the epoch under way; returns when no worker writes any more. */
+/* Ends the epoch under way, once no worker writes any more. */
 static void mpt__loader_close_epoch(mpt__loader *loader) {
 	const mpt_threads *thread = &loader->base->thread;
 	mpt__loader_lock(loader);
@@ -38603,15 +38381,15 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
 	loader->next = 0;
 }
 
-/* Samples with replacement, each as likely as its weight. What falls on the edge between two is the
-   second one's, as in numpy's choice: the first one's share does not hold its upper end. */
+/* Samples with replacement, as likely as their weights. What falls on the edge between two is the
+   second one's, as in numpy's choice: the first one's share excludes its upper end. */
 static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
 	mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
 	const double *sums = loader->weight_sums;
 	int64_t last = loader->dataset->count - 1;
 	for (int64_t i = 0; i < loader->total; i++) {
-		uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
-		double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
+		double at = (double)mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53) *
+			(1.0 / 9007199254740992.0) * sums[last];
 		int64_t low = 0, high = last;
 		while (low < high) {
 			int64_t middle = low + (high - low) / 2;
@@ -38678,13 +38456,12 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 }
 
 #if defined(MPTRAIN_CUDA)
-/* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
+/* Whether workers fill a stage to be uploaded, as they cannot write to the device. */
 static bool mpt__slots_staged(const mpt_context *ctx) {
-	return (ctx->backend.allocate != NULL || !ctx->backend.synchronous) &&
-		!mpt__is_dry(&ctx->base);
+	return (ctx->backend.allocate || !ctx->backend.synchronous) && !mpt__is_dry(&ctx->base);
 }
 
-/* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */
+/* Page-locked where it can be, so that the device fetches it by itself. */
 static void mpt__stage_make(mpt_context *ctx, mpt__loader_slot *slot, int part, size_t bytes) {
 	mpt__base *base = &ctx->base;
 	const mpt__backend *backend = &ctx->backend;
@@ -38711,7 +38488,7 @@ static void mpt__stage_end(mpt_context *ctx, mpt__loader_slot *slot, int part, s
 	}
 }
 
-/* Before a slot is filled again: its upload has been read. The host is a ring ahead at most. */
+/* Before a slot is filled again its upload is read. The host is a ring ahead at most. */
 static void mpt__slot_settle(mpt_context *ctx, const mpt__loader_slot *slot) {
 	mpt__backend *backend = &ctx->backend;
 	for (int part = 0; part < MPT__BATCH_PARTS; part++)
@@ -38723,7 +38500,7 @@ static void mpt__slot_settle(mpt_context *ctx, const mpt__loader_slot *slot) {
 
 /* ==== Delivery ==== */
 
-/* Ends the handles of the batch in use, those that the user has not ended already. */
+/* Ends the handles of the batch in use that the user has not ended. */
 static void mpt__batch_end(mpt_context *ctx, mpt__loader *loader) {
 #if defined(MPTRAIN_CUDA)
 	if (loader->held)
@@ -38738,7 +38515,7 @@ static void mpt__batch_end(mpt_context *ctx, mpt__loader *loader) {
 }
 
 /* Ends the batch in use and gives its slot back to the workers. What backward saved of it counts as
-   changed from here on. */
+   changed. */
 static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
 	if (!loader->held) return;
 	mpt__loader_slot *slot = &loader->slots[(loader->next - 1) % loader->slot_count];
@@ -38751,7 +38528,7 @@ static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
 	mpt__loader_unlock(loader);
 }
 
-/* A part of a slot as a tensor that only the loader ends: the error null on failure. */
+/* A part of a slot as a tensor that only the loader ends; the error null on failure. */
 static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
 	const mpt__loader_slot *slot, int part, int64_t size) {
 	const mpt_shape *sample =
@@ -38762,8 +38539,9 @@ static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
 	shape.dim[0] = size;
 	for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
 #if defined(MPTRAIN_CUDA)
-	if (mpt__slots_staged(ctx) && mpt__upload(ctx, slot->storage[part], 0, slot->memory[part],
-											  size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+	if (mpt__slots_staged(ctx) &&
+		mpt__upload(ctx, slot->storage[part], 0, slot->memory[part],
+			size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
 		return mpt__null(ctx);
 #endif
 	mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
@@ -38834,15 +38612,12 @@ bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
 
 /* ==== Making and ending loaders ==== */
 
-mpt_loader_config mpt_loader_config_default(void) {
-	mpt_loader_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_loader_config, {
 	config.batch = 64;
 	config.prefetch = 2;
 	config.world = 1;
 	config.dtype = MPT_F32;
-	return config;
-}
+})
 
 /* Ends and joins the workers; safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {
@@ -38864,6 +38639,10 @@ static int mpt__loader_makers(const mpt__loader *loader) {
 	return loader->config.workers > 0 ? loader->config.workers : 1;
 }
 
+static size_t mpt__loader_scratches(const mpt__loader *loader) {
+	return (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
+}
+
 /* One loader more or less reads a dataset. */
 static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
 	dataset->loaders += by;
@@ -38874,9 +38653,6 @@ static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
 static void mpt__loader_free(mpt_context *ctx, void *object) {
 	mpt__loader *loader = (mpt__loader *)object;
 	mpt__base *base = &ctx->base;
-	size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
-	size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
-	size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
 	mpt__loader_stop(loader);
 	loader->held = false; /* nobody fills its slot again */
 	mpt__batch_end(ctx, loader);
@@ -38890,15 +38666,16 @@ static void mpt__loader_free(mpt_context *ctx, void *object) {
 		mpt__storage_release(ctx, slot->storage[part]);
 	}
 	mpt__room_free(ctx, loader->slots, loader->slot_count);
-	mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
-	mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
-	mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
+	mpt__release(base, loader->scratch, mpt__loader_scratches(loader), MPT_MEMORY_BATCH);
+	mpt__release(base, loader->order, (size_t)loader->total * sizeof(int64_t), MPT_MEMORY_BATCH);
+	mpt__release(base, loader->weight_sums, (size_t)loader->dataset->count * sizeof(double),
+		MPT_MEMORY_BATCH);
 	mpt__dataset_loaders(loader->dataset, -1);
 	mpt__dataset_release(ctx, loader->dataset);
 }
 
-/* What a loader's parts take, each of which has to fit into memory by itself: 32-bit sizes would
-   wrap. False with an error recorded. */
+/* Whether each of a loader's parts fits into memory: 32-bit sizes would wrap. False with an error
+   recorded. */
 static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
 	const mpt__dataset *dataset = loader->dataset;
 	const mpt_loader_config *config = &loader->config;
@@ -38928,18 +38705,19 @@ static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
 static bool mpt__loader_allocate(mpt_context *ctx, mpt__loader *loader) {
 	mpt__base *base = &ctx->base;
 	const double *weights = loader->config.weights;
-	size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
-	size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
-	size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
-	size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
-	loader->slots = (mpt__loader_slot *)mpt__host_new(ctx, slot_bytes);
-	loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
-	if (weights) loader->weight_sums = (double *)mpt__allocate(base, sums_bytes, MPT_MEMORY_BATCH);
+	loader->slots =
+		(mpt__loader_slot *)mpt__host_new(ctx, (size_t)loader->slot_count * sizeof *loader->slots);
+	loader->scratch =
+		(uint8_t *)mpt__allocate(base, mpt__loader_scratches(loader), MPT_MEMORY_BATCH);
+	if (weights)
+		loader->weight_sums = (double *)mpt__allocate(
+			base, (size_t)loader->dataset->count * sizeof(double), MPT_MEMORY_BATCH);
 	for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
 		loader->weight_sums[i] = weights[i] + (i > 0 ? loader->weight_sums[i - 1] : 0.0);
 	loader->config.weights = NULL; /* the caller's */
 	if (loader->config.shuffle || weights)
-		loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
+		loader->order = (int64_t *)mpt__allocate(
+			base, (size_t)loader->total * sizeof(int64_t), MPT_MEMORY_BATCH);
 	for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
 		mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
 		int part = (int)(i % MPT__BATCH_PARTS);
@@ -39123,13 +38901,7 @@ mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
 	return stats;
 }
 
-mpt_status mpt_loader_destroy(mpt_loader handle) {
-	mpt_context *ctx = handle.context;
-	if (!mpt__enter_anyway(ctx, "mpt_loader_destroy") || !mpt__loader_at(ctx, handle))
-		return mpt__status_of(ctx);
-	mpt__object_free(ctx, MPT__LOADER, handle.slot);
-	return MPT_OK;
-}
+MPT__DESTROYS(loader, MPT__LOADER)
 
 MPT__END_REGION
 MPT__BEGIN_COLD
@@ -39478,9 +39250,9 @@ MPT__END_REGION
 /* ----
  * nn/module.c: modules: trees of layers, their parameters, the forward call.
  *
- * A tree is built freely and frozen when its root is first used: then every parameter gets its
- * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
- * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
+ * A tree is built freely and frozen when its root is first used: then parameters get their path,
+ * place in a block and first values. These depend on (seed, root, path) alone, so the order in
+ * which a compiler evaluates the arguments of mpt_sequential does not matter.
  * ---- */
 
 MPT__BEGIN_COLD
@@ -39512,7 +39284,7 @@ static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
 	if (--block->parameters == 0) mpt__block_free(ctx, block);
 }
 
-/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+/* A tied row of a module that lives on takes over what a module that ends owns. */
 static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
 	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
 	for (int64_t i = 1; i < table->count; i++) {
@@ -39593,8 +39365,8 @@ typedef struct {
 	uint32_t next;         /* its next child */
 } mpt__level;
 
-/* A module and all below it, in the order of their children, each once: a shared module under its
-   first path. Ends early with an error recorded if the tree is too deep. */
+/* A module and all below it, in the order of their children: a shared one once, under its first
+   path. Ends early with an error recorded if the tree is too deep. */
 typedef struct mpt__walk {
 	mpt_context *context;
 	mpt__module *module; /* the current one */
@@ -39654,13 +39426,17 @@ static mpt__module *mpt__walk_next(mpt__walk *walk) {
 	return NULL;
 }
 
+/* Loops over the modules of a tree, the root first. */
+#define MPT__EACH_MODULE(module, walk, ctx, root) \
+	for (module = mpt__walk_begin(walk, ctx, root); module; module = mpt__walk_next(walk))
+
 /* A tensor of a module's state, and its path in the tree. */
 typedef struct {
 	mpt__tensor *tensor;
 	const char *path;
 } mpt__buffer;
 
-/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+/* The next tensor of state, after the manner of mpt__walk_parameter; false at the end. */
 static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
 	for (;;) {
 		const mpt__running *has = walk->module->running;
@@ -39674,8 +39450,8 @@ static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
 	return true;
 }
 
-/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
-   tied to another is passed over. */
+/* The next parameter, of the current module or a later one; NULL at the end. Tied ones are passed
+   over. */
 static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
 	mpt__module_parameter *row;
 	do {
@@ -39688,8 +39464,8 @@ static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
 
 /* ==== Numbers ====
  *
- * The number of a tree's root is in the key of its initial values. What a failed creation was to be
- * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
+ * The number of a tree's root is in the key of its initial values. A failed creation gives the
+ * numbers of what it was to be made of back if they are the last ones, so that a second try draws
  * the same values. What is used after all gets the next ones. */
 
 static bool mpt__number_is_free(const mpt__module *module) {
@@ -39712,7 +39488,7 @@ static void mpt__number_back(mpt_context *ctx, const mpt_module *modules, int co
 	}
 }
 
-/* The next numbers for a tree that has none, the last of them for the root. */
+/* The next numbers for a tree without any, the last of them the root's. */
 static void mpt__number(mpt_context *ctx, mpt__module *root) {
 	if (root->creation) return;
 	root->first = (int64_t)ctx->module_creations + 1;
@@ -39738,8 +39514,8 @@ static mpt_status mpt__add_child(
 	for (const mpt__module *above = module; above->parent; depth++)
 		above = mpt__module_slot(ctx, above->parent);
 	mpt__walk walk;
-	for (const mpt__module *below = mpt__walk_begin(&walk, ctx, child); below;
-		 below = mpt__walk_next(&walk)) {
+	const mpt__module *below;
+	MPT__EACH_MODULE(below, &walk, ctx, child) {
 		if (below == module)
 			return mpt__error(ctx, ARGUMENT, "the child contains the module itself");
 		if (walk.depth > most) most = walk.depth;
@@ -39750,10 +39526,9 @@ static mpt_status mpt__add_child(
 	if (child->frozen)
 		return mpt__error(
 			ctx, STATE, "child %s is in use; build the whole tree, then load and use it", name);
-	for (int64_t i = 0; i < module->child_count; i++) {
+	for (int64_t i = 0; i < module->child_count; i++)
 		if (strcmp(module->children[i].name, name) == 0)
 			return mpt__error(ctx, ARGUMENT, "the module already has a child %s", name);
-	}
 	if (!mpt__room(ctx, module->children, module->child_capacity, module->child_count + 1))
 		return ctx->base.status;
 	mpt__module_child *rows = module->children + module->child_count;
@@ -39776,10 +39551,9 @@ static mpt_status mpt__add_parameter(mpt_context *ctx, mpt__module *module, cons
 	const mpt_shape *shape, mpt_init init, int64_t fan_in) {
 	if (!mpt__check_open(ctx, module, "parameters") || mpt__checked_bytes(ctx, MPT_F32, shape) < 0)
 		return ctx->base.status;
-	for (int64_t i = 0; i < module->parameter_count; i++) {
+	for (int64_t i = 0; i < module->parameter_count; i++)
 		if (strcmp(module->parameters[i].name, name) == 0)
 			return mpt__error(ctx, ARGUMENT, "the module already has a parameter %s", name);
-	}
 	if (!mpt__room(
 			ctx, module->parameters, module->parameter_capacity, module->parameter_count + 1))
 		return ctx->base.status;
@@ -39810,7 +39584,7 @@ static mpt__module *mpt__layer_new(mpt_context *ctx, const char *call, mpt__laye
 	return module;
 }
 
-/* Ends a constructor: the handle and the number, or on error neither. */
+/* Ends a constructor: the handle and the number; on error, neither. */
 static mpt_module mpt__layer_made(mpt_context *ctx, mpt__module *module) {
 	if (!module) return mpt__module_handle(ctx, NULL);
 	if (!mpt__ok(ctx)) {
@@ -39920,7 +39694,7 @@ static mpt_module mpt__container_new(
 	return made;
 }
 
-/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
+/* A container of the arguments up to MPT_END; too many look as if it were missing. */
 static mpt_module mpt__gathered_new(
 	mpt_context *ctx, const char *call, mpt__layer layer, va_list arguments) {
 	enum { MOST = 255 }; /* compilers need not take more arguments */
@@ -39939,24 +39713,20 @@ static mpt_module mpt__gathered_new(
 mpt_module mpt_sequential_array(mpt_context *ctx, const mpt_module *modules, int count) {
 	return mpt__container_new(ctx, "mpt_sequential", MPT__LAYER_sequential, modules, count);
 }
-mpt_module mpt_sequential(mpt_context *ctx, ...) {
-	va_list arguments;
-	va_start(arguments, ctx);
-	mpt_module made = mpt__gathered_new(ctx, "mpt_sequential", MPT__LAYER_sequential, arguments);
-	va_end(arguments);
-	return made;
-}
-
 mpt_module mpt_nn_list_array(mpt_context *ctx, const mpt_module *modules, int count) {
 	return mpt__container_new(ctx, "mpt_nn_list", MPT__LAYER_list, modules, count);
 }
-mpt_module mpt_nn_list(mpt_context *ctx, ...) {
-	va_list arguments;
-	va_start(arguments, ctx);
-	mpt_module made = mpt__gathered_new(ctx, "mpt_nn_list", MPT__LAYER_list, arguments);
-	va_end(arguments);
-	return made;
-}
+#define MPT__DEFINE_CONTAINER(name, layer) \
+	mpt_module name(mpt_context *ctx, ...) { \
+		va_list arguments; \
+		va_start(arguments, ctx); \
+		mpt_module made = mpt__gathered_new(ctx, #name, layer, arguments); \
+		va_end(arguments); \
+		return made; \
+	}
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
 
 mpt_module mpt_module_create(mpt_context *ctx, const mpt_module_class *cls, void *user) {
 	mpt__module *module = mpt__layer_new(ctx, "mpt_module_create", MPT__LAYER_user);
@@ -40006,7 +39776,7 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 	return (value + grain - 1) / grain * grain;
 }
 
-/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
+/* A path for the life of the context, by which mpt_fuse tells modules apart; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
 	if (ctx->path_count == 0) ctx->path_count = 1; /* 0 means none */
 	if (!mpt__room(ctx, ctx->paths, ctx->path_capacity, ctx->path_count + 1)) return 0;
@@ -40014,7 +39784,7 @@ static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
 	return ctx->paths[ctx->path_count] ? (uint32_t)ctx->path_count++ : 0;
 }
 
-/* A place in the block for a parameter of the current module of a walk. */
+/* A place in the block for a parameter of a walk's current module. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
 	mpt_context *ctx = walk->context;
 	if (!mpt__room(ctx, ctx->parameters, ctx->parameter_capacity, ctx->parameter_count + 1))
@@ -40067,11 +39837,11 @@ static uint32_t mpt__block_new(mpt_context *ctx, mpt_dtype dtype) {
 	return index;
 }
 
-/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+/* Gives tied parameters their owners' places, which the walk before this saw. */
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
 	uint32_t mark = walk->mark;
-	mpt__module *module = mpt__walk_begin(walk, walk->context, root);
-	for (; module; module = mpt__walk_next(walk)) {
+	mpt__module *module;
+	MPT__EACH_MODULE(module, walk, walk->context, root) {
 		for (int64_t i = 0; i < module->parameter_count; i++) {
 			mpt__module_parameter *row = &module->parameters[i];
 			if (!row->owner) continue;
@@ -40090,8 +39860,8 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
 	mpt_context *ctx = walk->context;
 	uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-	mpt__module *module = mpt__walk_begin(walk, ctx, root);
-	for (; module; module = mpt__walk_next(walk)) {
+	mpt__module *module;
+	MPT__EACH_MODULE(module, walk, ctx, root) {
 		root->watched |= mpt__looked_at(module);
 		module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
 		if (!module->path) return ctx->base.status;
@@ -40113,7 +39883,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
 	return mpt__freeze_ties(walk, root);
 }
 
-/* Gives all parameters of a module that is in use, tied ones too, gradients or none. */
+/* Gives or takes the gradients of all parameters, tied ones too, of a module in use. */
 static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module, bool on) {
 	for (int64_t i = 0; i < module->parameter_count; i++) {
 		mpt__parameter *parameter = &ctx->parameters[module->parameters[i].parameter - 1];
@@ -40134,22 +39904,21 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
 	}
 	mpt__module_parameter *row;
 	mpt__walk_begin(walk, ctx, root);
-	while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL) {
+	while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL)
 		if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
 			mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
-	}
 	const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
 	for (; module; module = mpt__walk_next(walk))
 		if (module->fixed) mpt__parameters_collect(ctx, module, false);
 	return ctx->base.status;
 }
 
-/* Gives a tree's parameters their places and values; all or nothing. */
+/* Gives a tree's parameters their places and values, all or none. */
 static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 	mpt__module *root = mpt__module_root(ctx, module);
 	if (root->frozen) return MPT_OK;
 	mpt__walk walk;
-	for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
+	MPT__EACH_MODULE(module, &walk, ctx, root) {
 		if (module->frozen) /* its parameters are there */
 			return mpt__error(ctx, STATE,
 				"module %s is already in use in another tree; only one tree can share it",
@@ -40161,7 +39930,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 	mpt__number(ctx, root);
 	bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
 		mpt__freeze_values(&walk, root, block) == MPT_OK;
-	for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
+	MPT__EACH_MODULE(module, &walk, ctx, root) {
 		module->frozen = good;
 		for (int64_t i = 0; i < module->parameter_count && !good; i++)
 			mpt__parameter_drop(ctx, &module->parameters[i]);
@@ -40173,8 +39942,8 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 MPT__END_REGION
 /* ==== Forward ==== */
 
-/* Number of a dropout call of the module in this step. What the count was at the last completed
-   optimizer step is remembered for mpt_clear_error. */
+/* Number of a module's dropout call in this step. The count at the last completed optimizer step is
+   remembered for mpt_clear_error. */
 static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
 	if (module->updates != ctx->now.updates) {
 		module->updates = ctx->now.updates;
@@ -40187,7 +39956,7 @@ static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
 	return module->draws.count++;
 }
 
-/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
+/* For mpt_clear_error: takes back dropout calls since the last completed optimizer step. */
 static void mpt__draws_forget(mpt_context *ctx) {
 	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
 	for (int64_t i = 1; i < table->count; i++) {
@@ -40197,8 +39966,7 @@ static void mpt__draws_forget(mpt_context *ctx) {
 }
 
 static mpt_tensor mpt__parameter_handle(mpt_context *ctx, const mpt__module *module, int64_t i) {
-	uint32_t index = module->parameters[i].parameter - 1;
-	return mpt__handle(ctx, ctx->parameters[index].tensor);
+	return mpt__handle(ctx, ctx->parameters[module->parameters[i].parameter - 1].tensor);
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
@@ -40260,7 +40028,7 @@ static mpt_tensor mpt__layer_plain(mpt_context *ctx, mpt__module *module, mpt_te
 	}
 }
 
-/* A layer of one input and one output that is more than an op, or has a hook. */
+/* A layer of one input and output that is more than an op, or has a hook. */
 static MPT__NOINLINE mpt_tensor mpt__layer_forward(
 	mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_activation activation) {
 	mpt_tensor out = mpt__null(ctx);
@@ -40273,7 +40041,7 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(
 
 static mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module, mpt__tensor *x);
 
-/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+/* Puts a module's path, mode and policy in force; the first two stay so. */
 static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__module *module) {
 	ctx->path = module->path;
 	ctx->module = module->id.slot;
@@ -40283,7 +40051,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
 		mpt_autocast_begin(ctx, (mpt_dtype)module->policy);
 }
 
-/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+/* Runs a module of one input and output; `activation` follows a linear layer, relu also a batch
    norm. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
 	mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
@@ -40302,10 +40070,10 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
 	return out;
 }
 
-/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
-   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
-   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
-   a handle of it by. */
+/* Children in order. A linear layer takes the activation that follows into its own call, a batch
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children
+   goes as soon as the next one has it, unless a user's forward or hook in the tree may have put it
+   by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 	mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
 	mpt__tensor *now = x;
@@ -40331,7 +40099,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 	return now;
 }
 
-/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+/* What both calls do. What layers alone make comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
 	int n_out, mpt__tensor **made) {
 	if (in) mpt__lend(module, mpt__context_of(in, n_in));
@@ -40358,8 +40126,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 		mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
 			found->cls.name, n_in, n_out);
 	} else {
-		mpt__tensor *x = mpt__slot(ctx, in[0].slot);
-		*made = mpt__module_run(ctx, found, x, MPT_ACTIVATION_NONE);
+		*made = mpt__module_run(ctx, found, mpt__slot(ctx, in[0].slot), MPT_ACTIVATION_NONE);
 	}
 	if (!above) mpt__wait_no_more(ctx);
 	ctx->autocast_depth = autocast_depth;
@@ -40390,7 +40157,7 @@ MPT__BEGIN_COLD
  * nn/query.c: what can be asked of a module and done to it besides forward.
  * ---- */
 
-/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
+/* Begins a public call on a module and freezes its tree; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 	mpt__module *found = mpt__module_enter(module, call);
 	return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
@@ -40398,7 +40165,7 @@ static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 
 /* ==== Finding ==== */
 
-/* The module at a path of names that ends at `end`; NULL if there is none. */
+/* The module at a path of names that ends at `end`; NULL: none. */
 static mpt__module *mpt__module_find(
 	mpt_context *ctx, mpt__module *module, const char *path, const char *end) {
 	while (module && path < end) {
@@ -40416,8 +40183,7 @@ static mpt__module *mpt__module_find(
 	return module;
 }
 
-/* Number in its module of the parameter at `path`; *holder is that module. -1: an error
-   recorded. */
+/* Number of the parameter at `path` in its module, *holder; -1 with an error recorded. */
 static int64_t mpt__find_parameter(
 	mpt_context *ctx, mpt__module *module, const char *path, mpt__module **holder) {
 	const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
@@ -40487,7 +40253,7 @@ static int64_t mpt__module_parameters(
 	return count;
 }
 
-/* Counts without freezing the tree: elements, or tensors; -1 on error. */
+/* Counts elements, or tensors, without freezing the tree; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
 	mpt__module *found = mpt__module_enter(module, call);
 	if (!found) return -1;
@@ -40514,8 +40280,8 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
 	return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
-/* The next weight of such a tree, parameters first, then what else is state: the one order in which
-   files, checkpoints and hashes have them. False at the end. */
+/* The next weight, parameters before other state: the one order in which files, checkpoints and
+   hashes have them. False at the end. */
 static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
 	const mpt__parameter *parameter = walk->buffers ? NULL : mpt__walk_values(walk);
 	if (parameter) {
@@ -40529,7 +40295,7 @@ static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
 	return mpt__walk_buffer(walk, weight);
 }
 
-/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
+/* The path of a parameter or buffer as seen from `module`, below which it is. */
 static const char *mpt__relative_path(
 	mpt_context *ctx, const mpt__module *module, const char *path) {
 	if (!module->parent) return path;
@@ -40558,7 +40324,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 /* ==== Modes and policies ==== */
 
 #if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_WATCH)
-/* Another mode for a while, within each other as validation in a fit is. */
+/* Another mode for a while, and within that others, as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
 	module->before = module->before << 1 | (uint32_t)module->training;
 	module->training = training;
@@ -40574,14 +40340,12 @@ static void mpt__mode_back(mpt__module *module) {
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
 	mpt__walk walk;
-	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
-		mpt__mode_put_by(module, training);
+	MPT__EACH_MODULE(module, &walk, ctx, module) { mpt__mode_put_by(module, training); }
 }
 
 static void mpt__modes_end(mpt_context *ctx, mpt__module *module) {
 	mpt__walk walk;
-	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
-		mpt__mode_back(module);
+	MPT__EACH_MODULE(module, &walk, ctx, module) { mpt__mode_back(module); }
 }
 #endif
 
@@ -40612,9 +40376,9 @@ static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
 	mpt__module *found = mpt__module_enter(module, call);
 	if (!found) return mpt__status_of(module.context);
 	mpt__walk walk;
-	found = mpt__walk_begin(&walk, module.context, found);
-	for (; found; found = mpt__walk_next(&walk))
+	MPT__EACH_MODULE(found, &walk, module.context, found) {
 		if (!on || mpt__may_train(module.context, found)) found->training = on;
+	}
 	return module.context->base.status;
 }
 
@@ -40631,7 +40395,7 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
 	mpt__module *found = mpt__module_enter(module, "mpt_freeze");
 	if (!found) return mpt__status_of(ctx);
 	mpt__walk walk;
-	for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+	MPT__EACH_MODULE(found, &walk, ctx, found) {
 		if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
 		found->fixed = on;
 		if (found->frozen) mpt__parameters_collect(ctx, found, !on);
@@ -40662,7 +40426,7 @@ mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
 
 /* ==== Pure half ==== */
 
-/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
+/* A parameter's values as fp32, which the caller frees; NULL on error. *bytes > 0. */
 static float *mpt__parameter_values(
 	mpt_context *ctx, const mpt__parameter *parameter, size_t *bytes) {
 	*bytes = ((size_t)parameter->numel + 1) * sizeof(float);
@@ -40694,8 +40458,8 @@ static mpt_status mpt__check_half(
 	return ctx->base.status;
 }
 
-/* Gives a parameter its place in another block, and converts its values there, or takes those that
-   are there. */
+/* Gives a parameter its place in another block, with its values converted or those that are
+   there. */
 static void mpt__move_parameter(
 	mpt_context *ctx, mpt__parameter *parameter, uint32_t index, int64_t offset, bool converts) {
 	mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
@@ -40809,8 +40573,7 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
 	mpt__module *found = mpt__module_enter(module, "mpt_summary");
 	if (!found) return 0;
 	mpt__walk walk;
-	found = mpt__walk_begin(&walk, module.context, found);
-	for (; found; found = mpt__walk_next(&walk)) {
+	MPT__EACH_MODULE(found, &walk, module.context, found) {
 		mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
 		mpt__summary_module(module.context, &summary, found);
 	}
@@ -40824,35 +40587,20 @@ size_t mpt_summary(mpt_module module, char *text, size_t size) {
 
 /* ==== Copying, hashing, destroying ==== */
 
-/* Values of one buffer into another, through host memory. */
-static mpt_status mpt__copy_buffer(
-	mpt_context *to, const mpt__buffer *target, mpt_context *from, const mpt__buffer *source) {
+/* Values of a parameter, as fp32, or of a buffer into those of another module, through host
+   memory. */
+static mpt_status mpt__copy_weight(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+	const mpt__buffer *source, bool buffer) {
 	const mpt__tensor *a = target->tensor, *b = source->tensor;
-	if (a->dtype != b->dtype || !mpt__same_shape(a, b))
-		return mpt__error(to, SHAPE, "buffer %s is %S here and %S in the source (%s)", target->path,
-			&a->shape, &b->shape, source->path);
-	size_t bytes = (size_t)mpt__tensor_bytes(a);
+	mpt_dtype dtype = buffer ? (mpt_dtype)a->dtype : MPT_F32;
+	if ((buffer && a->dtype != b->dtype) || !mpt__same_shape(a, b))
+		return mpt__error(to, SHAPE, "%s %s is %S here and %S in the source (%s)",
+			buffer ? "buffer" : "parameter", target->path, &a->shape, &b->shape, source->path);
+	size_t bytes = buffer ? (size_t)mpt__tensor_bytes(a)
+						  : ((size_t)mpt__tensor_numel(a) + 1) * sizeof(float);
 	void *values = mpt__host_new(from, bytes);
-	if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
-		mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
-	else
-		mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
-	mpt__host_free(from, values, bytes);
-	return to->base.status;
-}
-
-/* Values of one parameter into another of the same shape, through host memory. */
-static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
-	mpt_context *from, const mpt__parameter *source) {
-	mpt__tensor *a = target->tensor;
-	const mpt__tensor *b = source->tensor;
-	if (!mpt__same_shape(a, b))
-		return mpt__error(to, SHAPE, "parameter %s is %S here and %S in the source (%s)",
-			target->path, &a->shape, &b->shape, source->path);
-	size_t bytes;
-	float *values = mpt__parameter_values(from, source, &bytes);
-	if (values)
-		mpt__write_f32(to, a, values);
+	if (values && mpt__read_as(from, b, dtype, values) == MPT_OK)
+		mpt__write_as(to, target->tensor, dtype, values);
 	else
 		mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
 	mpt__host_free(from, values, bytes);
@@ -40875,19 +40623,14 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
 	if (here != there)
 		return mpt__error(
 			to, SHAPE, "the source has %lld parameters, the destination %lld", there, here);
-	const mpt__parameter *a, *b;
+	mpt__buffer here_now, there_now;
 	mpt__walk walk_a, walk_b;
 	mpt__walk_begin(&walk_a, to, target);
 	mpt__walk_begin(&walk_b, from, origin);
-	while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
-		if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
-	mpt__buffer here_now, there_now;
-	mpt__walk_begin(&walk_a, to, target);
-	mpt__walk_begin(&walk_b, from, origin);
-	while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
-		if (!mpt__walk_buffer(&walk_b, &there_now))
+	while (to->base.status == MPT_OK && mpt__walk_weight(&walk_a, &here_now)) {
+		if (!mpt__walk_weight(&walk_b, &there_now))
 			return mpt__error(to, SHAPE, "the source has no buffer for %s", here_now.path);
-		mpt__copy_buffer(to, &here_now, from, &there_now);
+		mpt__copy_weight(to, &here_now, from, &there_now, walk_a.buffers);
 	}
 	return to->base.status;
 }
@@ -40940,19 +40683,18 @@ mpt_status mpt_module_destroy(mpt_module root) {
 	const mpt__module_parameter *row;
 	mpt__walk walk;
 	mpt__walk_begin(&walk, ctx, found);
-	while ((row = mpt__walk_parameter(&walk)) != NULL) {
+	while ((row = mpt__walk_parameter(&walk)) != NULL)
 		if (row->parameter && ctx->parameters[row->parameter - 1].optimizer)
 			return mpt__error(ctx, STATE,
 				"parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
 				ctx->parameters[row->parameter - 1].path);
-	}
 	if (mpt__ok(ctx)) mpt__module_end(ctx, found, true);
 	return ctx->base.status;
 }
 
 /* ==== First values ==== */
 
-/* Sets the recipe of one parameter, and draws again if the tree is in use. */
+/* Sets a parameter's recipe, and draws again if the tree is in use. */
 static mpt_status mpt__apply_init(mpt_context *ctx, mpt__module *module, int64_t i, mpt_init init) {
 	module->parameters[i].init = init;
 	return module->frozen ? mpt__draw_parameter(ctx, module, i, MPT_DTYPE_NONE) : MPT_OK;
@@ -42060,8 +41802,8 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 
 /* ---- Caches ---- */
 
-/* What a layer keeps of the places that it saw; `user` of the module. */
-typedef struct mpt__cache {
+/* What a layer, as its `user`, keeps of the places that it saw. */
+typedef struct {
 	mpt_context *context;
 	mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
 	int64_t batch, capacity, length;
@@ -42074,7 +41816,7 @@ static void mpt__cache_free(void *user) {
 	if (cache) mpt__host_free(cache->context, cache, sizeof *cache);
 }
 
-/* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
+/* Whether a forward of x may go on with what the layer keeps. */
 static bool mpt__cache_takes(
 	mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x, bool alone) {
 	if (!ctx->inference_depth || mpt__is_capturing(ctx))
@@ -42092,7 +41834,7 @@ static bool mpt__cache_takes(
 		x->shape.dim[1], cache->length, cache->capacity);
 }
 
-/* Puts keys (i 0) or values behind those of before; gives all of them. */
+/* Puts keys (i 0) or values behind those before; gives all of them. */
 static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, mpt_tensor part) {
 	mpt_context *ctx = cache->context;
 	const mpt__tensor *from = mpt__ok(ctx) ? mpt__at(ctx, part, "input") : NULL;
@@ -42114,7 +41856,7 @@ static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, 
 		mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0, cache->length + from->shape.dim[1], 1));
 }
 
-/* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
+/* Queries or keys [B, T, width], each head's normed and turned as the config says. */
 static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
 	mpt_tensor x, const char *norm) {
 	const mpt__attributes *a = &module->attributes;
@@ -42125,8 +41867,7 @@ static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__m
 	if (cache) rope.offset += cache->length;
 	rope.heads = a->rank;
 	if (shape.rank == 3 && a->index[1] && mpt__ok(self.context)) {
-		const mpt_shape heads = MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1);
-		x = mpt__spare(spares, mpt_reshape(x, heads));
+		x = mpt__spare(spares, mpt_reshape(x, MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1)));
 		x = mpt__spare(spares, mpt_forward(mpt_child(self, norm), x));
 		x = mpt__spare(spares, mpt_reshape(x, shape));
 	}
@@ -42193,12 +41934,7 @@ mpt_hash_grid_config mpt_hash_grid_config_default(void) {
 	return config;
 }
 
-mpt_multi_head_config mpt_multi_head_config_default(void) {
-	mpt_multi_head_config config;
-	mpt__zero(config);
-	config.bias = true;
-	return config;
-}
+MPT__DEFAULTS(mpt_multi_head_config, config.bias = true;)
 
 #ifndef MPTRAIN_NO_ATTENTION
 /* Parameters and children of a layer; children: the last projection, norms of queries and keys. */
@@ -42265,7 +42001,7 @@ mpt_module mpt_nn_multi_head_attention(
 
 /* ==== Caches of a net ==== */
 
-/* The next causal attention layer of a walk, from `module` on; NULL at the end. */
+/* The next causal attention layer of a walk, from `module` on; NULL: none. */
 static mpt__module *mpt__cache_layer(mpt__walk *walk, mpt__module *module) {
 	while (module &&
 		!(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))
@@ -42412,13 +42148,10 @@ MPT__END_ABSENT
  * nn/recurrent.c: recurrent layers and their cells.
  * ---- */
 
-mpt_recurrent_config mpt_recurrent_config_default(void) {
-	mpt_recurrent_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_recurrent_config, {
 	config.layers = 1;
 	config.bias = true;
-	return config;
-}
+})
 
 #ifdef MPTRAIN_NO_RECURRENT
 
@@ -42427,8 +42160,8 @@ static mpt_module mpt__recurrent_none(mpt_context *ctx, const char *call) {
 	return mpt__module_handle(ctx, NULL);
 }
 #define MPT__DEFINE_RECURRENT(name) \
-	mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
-							 const mpt_recurrent_config *config) { \
+	mpt_module mpt_nn_##name( \
+		mpt_context *ctx, int64_t in, int64_t hidden, const mpt_recurrent_config *config) { \
 		(void)in, (void)hidden, (void)config; \
 		return mpt__recurrent_none(ctx, "mpt_nn_" #name); \
 	}
@@ -42463,7 +42196,7 @@ typedef struct {
 
 /* Takes the inputs apart: x, then h and maybe c or none, then lengths or none. */
 static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, const mpt_tensor *in,
-								  int n_in, int n_out, mpt__recurrent *r) {
+	int n_in, int n_out, mpt__recurrent *r) {
 	const mpt_tensor none = mpt__null(NULL);
 	r->states = mpt__is_lstm(module) ? 2 : 1;
 	r->x = in[0];
@@ -42474,15 +42207,15 @@ static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, c
 	ctx->base.op = "mpt_forward"; /* not the last call */
 	if ((n != 1 && n != 1 + r->states) || n_out > r->states + !cell)
 		return mpt__reject(ctx, ARGUMENT,
-						   "%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
-						   "%d outputs",
-						   n_in, n_out, r->states > 1 ? "h and c" : "h",
-						   cell ? "" : ", then i64 lengths or nothing", r->states + !cell);
+			"%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
+			"%d outputs",
+			n_in, n_out, r->states > 1 ? "h and c" : "h",
+			cell ? "" : ", then i64 lengths or nothing", r->states + !cell);
 	for (int i = 1; i < n; i++) r->state[i - 1] = in[i];
 	return true;
 }
 
-/* x with the dimension of the batch that it may lack: dimension `batch` of the result. */
+/* x with a dimension `batch`, which it may lack. */
 static mpt_tensor mpt__recurrent_batched(mpt_tensor x, int rank, int batch) {
 	mpt_shape shape = mpt_get_shape(x);
 	if (shape.rank != rank - 1) return mpt_reshape(x, shape);
@@ -42503,8 +42236,8 @@ static mpt_tensor mpt__recurrent_given(mpt_tensor x, bool batched, int batch) {
 }
 
 /* Weights of layer and direction number k. */
-static mpt_cell_config mpt__recurrent_weights_of(mpt_context *ctx, const mpt__module *module,
-												 int64_t k) {
+static mpt_cell_config mpt__recurrent_weights_of(
+	mpt_context *ctx, const mpt__module *module, int64_t k) {
 	mpt_cell_config how = mpt_cell_config_default();
 	const mpt__attributes *a = &module->attributes;
 	bool bias = a->index[MPT__RNN_BIAS] != 0, wide = a->index[MPT__RNN_PROJECTION] != 0;
@@ -42521,7 +42254,7 @@ static mpt_cell_config mpt__recurrent_weights_of(mpt_context *ctx, const mpt__mo
 }
 
 static mpt_tensor mpt__recurrent_apply(const mpt__module *module, mpt_tensor x,
-									   const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+	const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
 	if (mpt__is_lstm(module)) return mpt_lstm(x, how, h, c);
 	bool gru = module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell;
 	return gru ? mpt_gru(x, how, h) : mpt_rnn(x, how, h);
@@ -42537,8 +42270,8 @@ static mpt_tensor mpt__recurrent_state(mpt_tensor all, int64_t k) {
 }
 
 /* One layer in all directions. */
-static mpt_tensor mpt__recurrent_layer(mpt_context *ctx, mpt__module *module, mpt__recurrent *r,
-									   mpt_tensor x, int64_t layer) {
+static mpt_tensor mpt__recurrent_layer(
+	mpt_context *ctx, mpt__module *module, mpt__recurrent *r, mpt_tensor x, int64_t layer) {
 	const int directions = (int)module->attributes.index[MPT__RNN_DIRECTIONS];
 	mpt_tensor out[2], state[2];
 	for (int d = 0; d < directions && mpt__ok(ctx); d++) {
@@ -42575,17 +42308,17 @@ static mpt_tensor mpt__recurrent_gathered(mpt__recurrent *r, int i, int count) {
 }
 
 /* States have to be of all layers, and of as many sequences as x. */
-static bool mpt__recurrent_check(mpt_context *ctx, const mpt__module *module,
-								 const mpt__recurrent *r) {
+static bool mpt__recurrent_check(
+	mpt_context *ctx, const mpt__module *module, const mpt__recurrent *r) {
 	const mpt__attributes *a = &module->attributes;
 	mpt_shape x = mpt_get_shape(r->x);
 	int64_t count = a->index[MPT__RNN_LAYER_COUNT] * a->index[MPT__RNN_DIRECTIONS];
 	ctx->base.op = "mpt_forward";
 	if (x.rank != 3)
 		return mpt__reject(ctx, SHAPE,
-						   "input %S: expected [T, B, features], [B, T, features] with "
-						   "batch_first, or [T, features]",
-						   &x);
+			"input %S: expected [T, B, features], [B, T, features] with "
+			"batch_first, or [T, features]",
+			&x);
 	for (int i = 0; i < 2; i++) {
 		int64_t width = i == 0 && a->index[MPT__RNN_PROJECTION] ? a->index[MPT__RNN_PROJECTION]
 																: a->index[MPT__RNN_HIDDEN];
@@ -42594,14 +42327,14 @@ static bool mpt__recurrent_check(mpt_context *ctx, const mpt__module *module,
 		mpt_shape got = mpt_get_shape(r->state[i]);
 		ctx->base.op = "mpt_forward";
 		if (got.rank != 3 || memcmp(got.dim, expected.dim, 3 * sizeof *got.dim) != 0)
-			return mpt__reject(ctx, SHAPE, "state %s %S: expected %S", i ? "c" : "h", &got,
-							   &expected);
+			return mpt__reject(
+				ctx, SHAPE, "state %s %S: expected %S", i ? "c" : "h", &got, &expected);
 	}
 	return true;
 }
 
-static mpt_status mpt__recurrent_layers(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-										mpt_tensor *out, int n_out) {
+static mpt_status mpt__recurrent_layers(
+	mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
 	mpt_context *ctx = self.context;
 	mpt__module *module = mpt__module_at(ctx, self);
 	mpt__recurrent r;
@@ -42639,8 +42372,8 @@ static mpt_status mpt__recurrent_layers(mpt_module self, void *user, const mpt_t
 	return ctx->base.status;
 }
 
-static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-									  mpt_tensor *out, int n_out) {
+static mpt_status mpt__recurrent_cell(
+	mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
 	mpt_context *ctx = self.context;
 	mpt__module *module = mpt__module_at(ctx, self);
 	mpt__recurrent r;
@@ -42655,8 +42388,8 @@ static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_ten
 	if (shape.rank != 1 && shape.rank != 2)
 		return mpt__error(ctx, SHAPE, "input %S: expected [B, features], or [features]", &shape);
 	r.batched = shape.rank == 2;
-	mpt_shape step = MPT_SHAPE(1, r.batched ? shape.dim[0] : 1, shape.dim[shape.rank - 1]);
-	r.x = mpt__spare(&spares, mpt_reshape(r.x, step));
+	r.x = mpt__spare(&spares,
+		mpt_reshape(r.x, MPT_SHAPE(1, r.batched ? shape.dim[0] : 1, shape.dim[shape.rank - 1])));
 	for (int i = 0; i < 2; i++) {
 		state[i] = r.state[i];
 		if (state[i].slot) state[i] = mpt__spare(&spares, mpt__recurrent_batched(state[i], 2, 0));
@@ -42677,19 +42410,19 @@ static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_ten
 
 /* ==== Constructors ==== */
 
-static void mpt__recurrent_parameters(mpt_context *ctx, mpt__module *module, int64_t in,
-									  const char *suffix) {
+static void mpt__recurrent_parameters(
+	mpt_context *ctx, mpt__module *module, int64_t in, const char *suffix) {
 	const int64_t *how = module->attributes.index;
 	const int64_t hidden = how[MPT__RNN_HIDDEN], projection = how[MPT__RNN_PROJECTION];
-	const int64_t rows =
-		hidden * (mpt__is_lstm(module)                                                      ? 4
-				  : module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell ? 3
-																							: 1);
-	static const char *const names[] = {"weight_ih", "weight_hh", "bias_ih", "bias_hh",
-										"weight_hr"};
+	const int64_t rows = hidden *
+		(mpt__is_lstm(module)                                                             ? 4
+				: module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell ? 3
+																						  : 1);
+	static const char *const names[] = {
+		"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"};
 	const mpt_shape shapes[] = {MPT_SHAPE(rows, in),
-								MPT_SHAPE(rows, projection ? projection : hidden), MPT_SHAPE(rows),
-								MPT_SHAPE(rows), MPT_SHAPE(projection, hidden)};
+		MPT_SHAPE(rows, projection ? projection : hidden), MPT_SHAPE(rows), MPT_SHAPE(rows),
+		MPT_SHAPE(projection, hidden)};
 	for (int i = 0; i < 5; i++) {
 		char name[40];
 		if ((i == 2 || i == 3) && !how[MPT__RNN_BIAS]) continue;
@@ -42700,7 +42433,7 @@ static void mpt__recurrent_parameters(mpt_context *ctx, mpt__module *module, int
 }
 
 static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t in, int64_t hidden,
-								 const mpt_recurrent_config *config) {
+	const mpt_recurrent_config *config) {
 	int64_t *how = module->attributes.index;
 	const int directions = config->bidirectional ? 2 : 1;
 	const int64_t width = config->projection ? config->projection : hidden;
@@ -42720,18 +42453,16 @@ static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t 
 		return;
 	}
 	module->cls.forward = mpt__recurrent_layers;
-	for (int layer = 0; layer < config->layers; layer++) {
+	for (int layer = 0; layer < config->layers; layer++)
 		for (int d = 0; d < directions; d++) {
 			char suffix[24];
 			mpt__format_text(suffix, sizeof suffix, "_l%d%s", layer, d ? "_reverse" : "");
 			mpt__recurrent_parameters(ctx, module, layer ? width * directions : in, suffix);
 		}
-	}
 }
 
 static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__layer layer,
-									 int64_t in, int64_t hidden,
-									 const mpt_recurrent_config *given) {
+	int64_t in, int64_t hidden, const mpt_recurrent_config *given) {
 	mpt_recurrent_config config = given ? *given : mpt_recurrent_config_default();
 	mpt__module *module = mpt__layer_new(ctx, call, layer);
 	bool lstm = layer == MPT__LAYER_lstm, cell = layer >= MPT__LAYER_rnn_cell;
@@ -42740,13 +42471,13 @@ static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__la
 	if (in < 1 || hidden < 1 || hidden > INT32_MAX)
 		mpt__error(ctx, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, hidden);
 	else if (config.layers < 1 || config.layers > MPT__RNN_LAYERS ||
-			 !(config.dropout >= 0.0 && config.dropout <= 1.0))
+		!(config.dropout >= 0.0 && config.dropout <= 1.0))
 		mpt__error(ctx, ARGUMENT, "%d layers, dropout %g: expected 1 to %d, and a probability",
-				   config.layers, config.dropout, (int)MPT__RNN_LAYERS);
+			config.layers, config.dropout, (int)MPT__RNN_LAYERS);
 	else if (config.projection < 0 || config.projection >= hidden || (config.projection && !lstm))
 		mpt__error(ctx, ARGUMENT,
-				   "projection %lld: expected less than %lld, of an LSTM; 0 for none",
-				   config.projection, hidden);
+			"projection %lld: expected less than %lld, of an LSTM; 0 for none", config.projection,
+			hidden);
 	else if (config.relu && !rnn)
 		mpt__error(ctx, ARGUMENT, "relu is for an RNN; the gates of others are fixed");
 	else if (cell && (config.layers > 1 || config.bidirectional || config.dropout > 0.0))
@@ -42757,8 +42488,8 @@ static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__la
 }
 
 #define MPT__DEFINE_RECURRENT(name) \
-	mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
-							 const mpt_recurrent_config *config) { \
+	mpt_module mpt_nn_##name( \
+		mpt_context *ctx, int64_t in, int64_t hidden, const mpt_recurrent_config *config) { \
 		return mpt__recurrent_new(ctx, "mpt_nn_" #name, MPT__LAYER_##name, in, hidden, config); \
 	}
 
@@ -45860,17 +45591,12 @@ MPT__BEGIN_COLD
 /* ----
  * train/own.c: optimizers that a user writes, as an update of one parameter made of ops.
  *
- * An update works on copies, in fp32 and from the pool: of the value or its master, the gradient
- * and the states. They go back once all parameters are done, so that a step is applied as a whole
- * or not at all. Groups, schedules, masters and checkpoints are those of every optimizer.
+ * An update works on copies, in fp32 and from the pool, of the value or its master, the gradient
+ * and the states. They go back once all parameters are done: a step is applied as a whole or not at
+ * all. Groups, schedules, masters and checkpoints are those of every optimizer.
  * ---- */
 
-mpt_user_optimizer_config mpt_user_optimizer_config_default(void) {
-	mpt_user_optimizer_config config;
-	mpt__zero(config);
-	config.lr = 1e-3;
-	return config;
-}
+MPT__DEFAULTS(mpt_user_optimizer_config, config.lr = 1e-3;)
 
 #ifdef MPTRAIN_NO_WATCH /* which small targets define */
 
@@ -45929,7 +45655,7 @@ static void mpt__own_round(
 		block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
 }
 
-/* A copy of a parameter's elements that lie at a place, in the scope that is open. */
+/* A copy of a parameter's elements at a place, in the open scope. */
 static mpt_tensor mpt__own_copy(
 	mpt_context *ctx, const mpt__parameter *parameter, const mpt__own_place *from) {
 	mpt__tensor *copy =
@@ -46014,7 +45740,7 @@ static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updat
 	return mpt__scope_close(ctx, 0);
 }
 
-/* Calls it on all that have a gradient. Each in a scope of its own within that of the copies. */
+/* Calls it on all that have a gradient, each in a scope within that of the copies. */
 static mpt_status mpt__own_calls(
 	mpt_context *ctx, const mpt__user_updates *updates, mpt__optimizer *optimizer) {
 	MPT__PLAIN_FLOATS;
@@ -46058,8 +45784,8 @@ static mpt_status mpt__own_apply(
 	return ctx->base.status;
 }
 
-/* A step. Waits for the device, which alone knows whether a gradient has overflowed, and whether a
-   target or an index was a bad one. */
+/* A step. Waits for the device, which alone knows of overflown gradients and bad targets or
+   indices. */
 static mpt_status mpt__own_update(
 	mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
 	mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;
@@ -46181,8 +45907,8 @@ mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_con
  * train/lbfgs.c: L-BFGS, which evaluates its loss several times in a step.
  *
  * As torch.optim.LBFGS: Nocedal & Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6, with
- * the constants of minFunc. All parameters are one vector of fp32 in host memory, as is what is
- * remembered of steps; sums are double. Of the device it asks values and gradients alone.
+ * the constants of minFunc. All parameters are one fp32 vector in host memory, as is what is
+ * remembered; sums are double. Of the device it asks values and gradients alone.
  * ---- */
 
 mpt_lbfgs_config mpt_lbfgs_config_default(void) {
@@ -46226,7 +45952,7 @@ typedef struct {
 	mpt_lbfgs_config config;
 	int64_t n; /* elements of a vector */
 	int64_t iterations, evaluations;
-	int64_t pairs;   /* taken into the history so far: pair p has place p % history_size */
+	int64_t pairs;   /* taken into the history: pair p has place p % history_size */
 	double t, scale; /* length of the last step; first guess of the inverse curvature */
 	double *rho;     /* by place: 1 / (y s) */
 	double *alpha;   /* of an iteration, likewise */
@@ -46244,7 +45970,7 @@ typedef struct {
 
 static float *mpt__lbfgs_vector(const mpt__lbfgs *of, int64_t i) { return of->vectors + i * of->n; }
 
-/* The difference of gradients (which 0) or the step (1) of a pair. */
+/* A pair's difference of gradients (which 0) or step (1). */
 static float *mpt__lbfgs_pair(const mpt__lbfgs *of, int64_t pair, int which) {
 	int64_t size = of->config.history_size;
 	return mpt__lbfgs_vector(of, MPT__LBFGS_VECTORS + which * size + pair % size);
@@ -46266,7 +45992,7 @@ static void mpt__lbfgs_add(float *to, const float *x, double factor, const float
 	for (int64_t i = 0; i < n; i++) to[i] = (float)((double)x[i] + factor * (double)y[i]);
 }
 
-/* The sum of magnitudes, or the largest of them. NaN if there is one. */
+/* The sum of magnitudes, or the largest; NaN if there is one. */
 static double mpt__lbfgs_size(const float *x, int64_t n, bool sum) {
 	double size = 0;
 	for (int64_t i = 0; i < n; i++) {
@@ -46376,7 +46102,7 @@ typedef struct {
 	float *gradient;
 } mpt__lbfgs_point;
 
-/* Fills in a point at t. A loss or slope that is not finite counts as infinitely bad. */
+/* Fills in a point at t. A non-finite loss or slope counts as infinitely bad. */
 static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, double t) {
 	const mpt__lbfgs *of = run->of;
 	if (!mpt__lbfgs_go(run, t)) return false;
@@ -46389,7 +46115,7 @@ static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, doubl
 	return mpt__ok(run->context);
 }
 
-/* Where the cubic through two points, with their slopes, is lowest in [low, high]. */
+/* Where the cubic through two points, by their slopes, is lowest in [low, high]. */
 static double mpt__lbfgs_lowest(
 	const mpt__lbfgs_point *a, const mpt__lbfgs_point *b, double low, double high) {
 	if (a->t > b->t) {
@@ -46409,7 +46135,7 @@ static double mpt__lbfgs_lowest(
 
 static double mpt__lbfgs_abs(double x) { return x < 0 ? -x : x; }
 
-/* What a search knows: where it began, two points, one for the next, and how often it looked. */
+/* A search: where it began, two points, one for the next, and how often it looked. */
 typedef struct {
 	mpt__lbfgs_point start, a, b, next;
 	double slope_most; /* of a point that is good enough */
@@ -46440,7 +46166,7 @@ static bool mpt__lbfgs_bracket(mpt__lbfgs_run *run, mpt__lbfgs_search *s, double
 	return true;
 }
 
-/* The next t between a and b: not too near to one of them twice in a row. */
+/* The next t between a and b: not too near one of them twice in a row. */
 static double mpt__lbfgs_between(const mpt__lbfgs_search *s, bool *stuck) {
 	const double left = s->a.t < s->b.t ? s->a.t : s->b.t,
 				 right = s->a.t < s->b.t ? s->b.t : s->a.t;
@@ -46508,7 +46234,7 @@ static bool mpt__lbfgs_wolfe(mpt__lbfgs_run *run, double *t, double *loss, doubl
 
 /* ==== Iterations ==== */
 
-/* Takes what the last step has shown of the curvature into the history. */
+/* Takes what the last step showed of the curvature into the history. */
 static void mpt__lbfgs_learn(mpt__lbfgs *of) {
 	float *y = mpt__lbfgs_vector(of, MPT__LBFGS_PROBED),
 		  *s = mpt__lbfgs_vector(of, MPT__LBFGS_SPARE);
@@ -46544,7 +46270,7 @@ static void mpt__lbfgs_aim(mpt__lbfgs *of) {
 	}
 }
 
-/* One iteration, the last one of a step or not. Gives whether another one may follow. */
+/* An iteration, the last of a step or not. Gives whether another may follow. */
 static bool mpt__lbfgs_iterate(mpt__lbfgs_run *run, double lr, double *loss, bool last) {
 	mpt__lbfgs *of = run->of;
 	const mpt_lbfgs_config *c = &of->config;
@@ -46603,7 +46329,7 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
 	return first;
 }
 
-/* After an error: the values are those of before, and the history begins anew. */
+/* After an error: the values of before, and a new history. */
 static void mpt__lbfgs_go_back(const mpt__lbfgs_run *run) {
 	mpt_context *ctx = run->context;
 	const mpt_status status = ctx->base.status;
@@ -46675,8 +46401,8 @@ double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
 		mpt__lbfgs_go_back(&run);
 		return MPT__NAN_F64;
 	}
-	int64_t applied = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
-	mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED], applied + 1);
+	mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED],
+		mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]) + 1);
 	ctx->committed = ctx->now;
 	ctx->committed.updates = ++ctx->now.updates;
 	return loss;
@@ -46781,18 +46507,14 @@ mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
 /* ----
  * train/muon.c: Muon: matrices move by orthogonalised momentum, other parameters by AdamW.
  *
- * A step is launches alone. Momentum is that of K_SGD, whose decay of 1 makes it an interpolation:
- * what has overflowed, or fails, therefore never gets there. Of a matrix the mirror that AdamW has
- * for second moments holds what is being orthogonalised.
+ * A step is launches alone. Momentum is K_SGD's, whose decay of 1 makes it an interpolation: what
+ * overflowed, or fails, never gets there. The mirror that AdamW has for second moments holds a
+ * matrix that is being orthogonalised.
  * ---- */
 
 #ifdef MPTRAIN_NO_WATCH
 
-mpt_muon_config mpt_muon_config_default(void) {
-	mpt_muon_config config;
-	mpt__zero(config);
-	return config;
-}
+MPT__DEFAULTS(mpt_muon_config, )
 
 mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 	(void)config;
@@ -46802,18 +46524,14 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 
 #else
 
-mpt_muon_config mpt_muon_config_default(void) {
-	mpt_muon_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_muon_config, {
 	config.lr = 1e-3, config.weight_decay = 0.1;
 	config.momentum = 0.95, config.nesterov = true;
 	config.ns_steps = 5, config.eps = 1e-7;
 	config.adamw = mpt_adamw_config_default();
-	return config;
-}
+})
 
-/* Of a group: 1 - momentum on the device, and the momentum of which it was made. No slot: AdamW
-   updates the group. */
+/* Of a group: 1 - momentum on the device, and the momentum it was made of. No slot: AdamW's. */
 typedef struct {
 	uint16_t slot;
 	double momentum;
@@ -46829,8 +46547,8 @@ typedef struct {
 /* ==== Orthogonalising ==== */
 
 enum { MPT__NS_STEPS = 20 }; /* more than that would leave fp32 */
-/* The polynomial a x + b x^3 + c x^5 of https://kellerjordan.github.io/posts/muon: its slope at 0
-   is the largest that keeps singular values between some 0.7 and 1.2. */
+/* a x + b x^3 + c x^5 of https://kellerjordan.github.io/posts/muon: its slope at 0 is the largest
+   that keeps singular values between some 0.7 and 1.2. */
 static const double mpt__ns_a = 3.4445, mpt__ns_b = -4.7750, mpt__ns_c = 2.0315;
 
 static mpt__tensor mpt__muon_matrix(uint32_t storage, int64_t offset, int64_t rows, int64_t n) {
@@ -46880,7 +46598,7 @@ static void mpt__muon_normalise(mpt_context *ctx, const mpt__tensor *u, const mp
 	mpt__launch_binary(ctx, MPT__FN_DIV, u, norm, x, MPT__WRITE);
 }
 
-/* Elements of workspace: x, its Gram matrix and what is made of that, and a norm; each begins at a
+/* Elements of workspace: x, its Gram matrix, what is made of that, and a norm; each begins at a
    multiple of 256 bytes. */
 static int64_t mpt__muon_part(int64_t count) { return (count + 63) / 64 * 64; }
 static int64_t mpt__muon_room(const mpt_shape *shape) {
@@ -46888,8 +46606,8 @@ static int64_t mpt__muon_room(const mpt_shape *shape) {
 	return mpt__muon_part(m * n) + 2 * mpt__muon_part(least * least) + 64;
 }
 
-/* u = factor times u orthogonalised. What is called x and u here are x and u over the power of a
-   that the iterations so far would have multiplied them by: each is then three products. */
+/* u = factor times u orthogonalised. x and u here are x and u over the power of a by which the
+   iterations so far would have multiplied them: each is then three products. */
 static void mpt__muon_orthogonalise(mpt_context *ctx, const mpt_muon_config *c,
 	const mpt__tensor *u, uint32_t workspace, double factor) {
 	const int64_t m = u->shape.dim[0], n = u->shape.dim[1], least = m < n ? m : n;
@@ -46917,7 +46635,7 @@ static void mpt__muon_orthogonalise(mpt_context *ctx, const mpt_muon_config *c,
 
 /* ==== A step ==== */
 
-/* The rest of a launch of K_SGD over segments [row, row + rows) of a state. */
+/* The rest of a launch of K_SGD over segments [row, row + rows). */
 static void mpt__muon_sgd(mpt_context *ctx, mpt__launch *launch, const mpt__optimizer *optimizer,
 	const mpt__optim_state *state, int64_t row, int64_t rows, uint32_t gradient, int64_t offset) {
 	mpt__operand_on(launch, 2, gradient, MPT_F32, offset, state->count, MPT__READ);
@@ -46969,7 +46687,7 @@ static void mpt__muon_move(mpt_context *ctx, const mpt__optimizer *optimizer,
 	mpt__muon_sgd(ctx, launch, optimizer, state, row, rows, state->mirror[1], 0);
 }
 
-/* By how much more a matrix moves than by the rate times what is orthogonal. */
+/* By how much more a matrix moves than by the rate times the orthogonal. */
 static double mpt__muon_ratio(const mpt_muon_config *c, const mpt_shape *shape) {
 	const double m = (double)shape->dim[0], n = (double)shape->dim[1];
 	if (c->adjust == MPT_MUON_MATCH_RMS_ADAMW) return 0.2 * sqrt(m > n ? m : n);
@@ -47071,8 +46789,8 @@ static mpt_status mpt__muon_group_set(
 	return ctx->base.status;
 }
 
-/* Whether Muon takes a parameter that nothing names. Of a table of an embedding a step has few
-   rows, so its gradient is no map of one space to another. */
+/* Whether Muon takes a parameter that nothing names. A table of an embedding has few rows in a
+   step: its gradient is no map of one space to another. */
 static bool mpt__muon_takes(mpt_context *ctx, const mpt__parameter *parameter) {
 #ifndef MPTRAIN_NO_ATTENTION
 	if (mpt__module_slot(ctx, parameter->module)->layer == MPT__LAYER_embedding) return false;
@@ -47082,7 +46800,7 @@ static bool mpt__muon_takes(mpt_context *ctx, const mpt__parameter *parameter) {
 	return parameter->tensor->shape.rank == 2;
 }
 
-/* What mpt_optimizer_add moves stays with whom it was; all of a group has to be of one kind. */
+/* What mpt_optimizer_add moves stays with whom it was; a group is of one kind. */
 static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
 	const char *path, int64_t group) {
 	const mpt__muon *of = (const mpt__muon *)optimizer->own;
@@ -47107,7 +46825,7 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
 	return mpt__muon_group_set(ctx, optimizer, group, first[1] != NULL);
 }
 
-/* Whether the name of length n is of a parameter, or of a module above it. */
+/* Whether the name of length n is a parameter's, or that of a module above it. */
 static bool mpt__muon_named(const char *path, const char *name, size_t n) {
 	return strncmp(path, name, n) == 0 && (path[n] == '.' || path[n] == 0);
 }
@@ -47533,12 +47251,12 @@ mpt_status mpt_schedule_destroy(mpt_schedule handle) {
  * train/checkpoint.c: weights as safetensors, to and from files and memory.
  *
  * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
- * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
- * nothing it claims is believed before it is checked, and nothing changes before all of it is.
+ * 8), the elements of all tensors without gaps; all numbers little-endian. Nothing that it claims
+ * is believed before it is checked, and nothing changes before all of it is.
  * ---- */
 
-/* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
-   them beside what is wanted can be read. */
+/* Dtypes of safetensors that are none of ours, by size: files may hold them beside what is
+   wanted. */
 static const struct {
 	char name[8];
 	uint8_t bits;
@@ -47735,7 +47453,7 @@ static void mpt__entries_sort(mpt__entry *entries, int64_t count, bool by_name) 
 	}
 }
 
-/* Checks that the tensors fill the data without holes or overlaps and that no name comes twice. */
+/* Whether tensors fill the data without holes or overlaps, each name once. */
 static bool mpt__archive_check(mpt__archive *a) {
 	int64_t filled = 0;
 	mpt__entries_sort(a->entries, a->count, false);
@@ -47785,7 +47503,7 @@ static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__sp
 
 /* ==== Parameters ==== */
 
-/* The parameters and buffers of a save or load, with their names in the file. */
+/* Parameters and buffers of a save or load, with their names in the file. */
 typedef struct {
 	const char *path;
 	const mpt__tensor *tensor;
@@ -47803,7 +47521,7 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
 	weight->parts = weight->seen = 0;
 }
 
-/* In the order of the tree, which is frozen by it; false with an error recorded. */
+/* In the order of the tree, which it freezes; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
 	mpt_context *ctx = module.context;
 	mpt__module *found = mpt__module_at(ctx, module);
@@ -47815,7 +47533,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
 	mpt__walk_begin(&walk, ctx, found);
 	while (mpt__walk_weight(&walk, &weight)) weights->count++;
 	weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
-	if (weights->rows == NULL) weights->count = 0;
+	if (!weights->rows) weights->count = 0;
 	mpt__walk_begin(&walk, ctx, found);
 	for (int64_t row = 0; row < weights->count; row++) {
 		mpt__walk_weight(&walk, &weight);
@@ -47835,7 +47553,7 @@ static int mpt__weight_width(const mpt__weight *weight) {
 	return mpt__dtype_info[weight->tensor->dtype].bytes;
 }
 
-/* Wide elements first, so that every tensor of the file is aligned, else as they were. */
+/* Wide elements first, so that every tensor of the file is aligned. */
 static void mpt__weights_sort(mpt__weights *weights) {
 	for (int64_t i = 1; i < weights->count; i++) {
 		mpt__weight moved = weights->rows[i];
@@ -47851,16 +47569,15 @@ static void mpt__header_string(mpt__text *header, const char *string) {
 	mpt__text_char(header, '"');
 	for (; *string; string++) {
 		if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
-		if ((uint8_t)*string >= 0x20) {
+		if ((uint8_t)*string >= 0x20)
 			mpt__text_char(header, *string);
-		} else {
+		else
 			mpt__write_text(header, "\\u00%d%llx", *string >> 4 & 1, (uint64_t)*string & 15);
-		}
 	}
 	mpt__text_char(header, '"');
 }
 
-/* A tensor's part of the header; *at is where its elements begin, then where they end. */
+/* A tensor's part of the header; *at: where its elements begin, then end. */
 static void mpt__header_entry(mpt__text *header, const char *name, mpt_dtype dtype,
 	const mpt_shape *shape, int64_t bytes, int64_t *at) {
 	mpt__text_char(header, ',');
@@ -47895,7 +47612,7 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
-/* What is saved, and room for a part of it on its way from the backend. */
+/* What is saved, and room for a part on its way from the backend. */
 typedef struct {
 	mpt_context *context;
 	const mpt__weights *weights;
@@ -47964,12 +47681,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
 
 /* ==== Load ==== */
 
-mpt_load_config mpt_load_config_default(void) {
-	mpt_load_config config;
-	mpt__zero(config);
-	config.strict = true;
-	return config;
-}
+MPT__DEFAULTS(mpt_load_config, config.strict = true;)
 
 enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
 
@@ -48002,7 +47714,7 @@ static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *confi
 	return mpt__reject(ctx, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
-/* How much of a name is the config's prefix and the dot behind it; -1 where it begins otherwise. */
+/* Bytes of a name that are the config's prefix and its dot; -1 if it begins otherwise. */
 static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name) {
 	size_t n = config->prefix ? strlen(config->prefix) : 0;
 	if (n == 0) return 0;
@@ -48011,7 +47723,7 @@ static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name)
 	return name.text[n] == '.' ? (int64_t)n + 1 : -1;
 }
 
-/* Whether a name fits a pattern, and the text that its '*' stands for. */
+/* Whether a name fits a pattern, and the text of its '*'. */
 static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
 	const char *at = strchr(pattern, '*');
 	size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
@@ -48023,8 +47735,8 @@ static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *st
 		memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
 }
 
-/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
-   one or the other half of `room`; false where that is too long. */
+/* What the rules, each after the one before, make of an entry's name, in one half of `room` or the
+   other; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
 	uint8_t room[2][MPT__LOAD_NAME]) {
 	int64_t prefix = mpt__prefix_length(config, entry->name);
@@ -48054,7 +47766,7 @@ static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, m
 
 enum { MPT__SHOWN_NAME = 112 };
 
-/* A name of the file for messages: shortened and without control characters. */
+/* A name of the file for messages: short, without control characters. */
 static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
 	size_t n = 0;
 	for (; n < name.length && n < MPT__SHOWN_NAME - 1; n++)
@@ -48082,8 +47794,7 @@ static bool mpt__header_sized(const uint8_t first[8], int64_t total) {
 	return size >= 2 && size <= (uint64_t)mpt__header_most(total);
 }
 
-/* Makes room for the header of a file of `total` bytes that begins with `first`, of which there are
-   n. */
+/* Makes room for the header of a file of `total` bytes, the first n of which are given. */
 static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, int64_t total) {
 	int64_t most = mpt__header_most(total);
 	uint64_t size = mpt__load_little_endian(first, 8);
@@ -48113,7 +47824,7 @@ static bool mpt__archive_open(mpt__archive *a) {
 	return a->entries && mpt__archive_parse(a) && mpt__archive_check(a);
 }
 
-/* All of a file, the data last: a file that cannot be read to its end changes nothing. */
+/* All of a file, the data last: one that cannot be read to its end changes nothing. */
 static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
 	uint8_t first[64];
 	size_t n = 8, more = file->size < 64 ? (size_t)file->size - n : sizeof first - n;
@@ -48137,7 +47848,7 @@ static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_
 	return mpt__archive_open(a);
 }
 
-/* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
+/* An entry's dimensions; those beyond the eighth count in its rank alone. */
 static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
 	mpt_shape shape = MPT_SCALAR;
 	a->json.at = entry->shape + 1;
@@ -48148,7 +47859,7 @@ static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
 	return shape;
 }
 
-/* An entry on its way into a parameter, a block of elements at a time. */
+/* An entry on its way into a parameter, block by block. */
 typedef struct {
 	mpt__archive *archive;
 	const mpt__entry *entry;
@@ -48162,7 +47873,7 @@ typedef struct {
 	uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
 } mpt__copy;
 
-/* Fills the three from the block that begins with element `first`. Returns its elements. */
+/* Fills the three from element `first` on. Returns the block's elements. */
 static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
 	size_t size = mpt__dtype_info[copy->from].bytes;
 	int64_t left = copy->entry->numel - first;
@@ -48180,7 +47891,7 @@ static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
 	return n;
 }
 
-/* Refuses values that are finite in the file and would not be so as a parameter. */
+/* Refuses values finite in the file that would not be so as a parameter. */
 static bool mpt__copy_check(mpt__copy *copy) {
 	float back[MPT__ELEMENT_BLOCK];
 	if (copy->from == copy->to) return true;
@@ -48210,9 +47921,8 @@ static bool mpt__copy_in(mpt__copy *copy) {
 				   copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
 	for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
 		size_t n = mpt__copy_block(copy, first);
-		const void *block = same ? (const void *)copy->raw : copy->converted;
-		if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size, block,
-				(int64_t)n * size) != MPT_OK)
+		if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size,
+				same ? (const void *)copy->raw : copy->converted, (int64_t)n * size) != MPT_OK)
 			return false;
 	}
 	return true;
@@ -48238,7 +47948,7 @@ static bool mpt__copy_begin(
 	return true;
 }
 
-/* Checks that an entry can become its parameter or a part of it, or records an error. */
+/* Whether an entry can become its parameter or a part of it, else an error. */
 static bool mpt__load_check(mpt__copy *copy) {
 	mpt__archive *a = copy->archive;
 	const mpt__entry *entry = copy->entry;
@@ -48265,7 +47975,7 @@ static bool mpt__load_check(mpt__copy *copy) {
 	return mpt__copy_check(copy);
 }
 
-/* Gives an entry its place; false with an error recorded where that is another one's. */
+/* Gives an entry its place; false with an error recorded where that is taken. */
 static bool mpt__load_place(
 	mpt__archive *a, const mpt__weights *weights, mpt__entry *entry, const mpt__entry *found) {
 	mpt__weight *weight = &weights->rows[found->begin];
@@ -48309,7 +48019,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
 }
 
 /* Names on one side only, counted and the first one given: an error of a strict load, else told to
-   the log. That nothing at all fits is never meant, but of a file that is ignored as a whole. */
+   the log. That nothing fits is never meant, but of a file ignored as a whole. */
 static bool mpt__load_compare(
 	const mpt__weights *weights, const mpt__archive *a, const mpt_load_config *config) {
 	const char *first_missing = "", *advice = "";
@@ -48416,8 +48126,8 @@ mpt_status mpt_load_memory(
 	if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
 		return mpt__status_of(module.context);
 	if (!data) return mpt__error(module.context, ARGUMENT, "data is NULL");
-	bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
-	return mpt__load_end(module, &archive, good, config, loaded);
+	return mpt__load_end(module, &archive,
+		mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes), config, loaded);
 }
 
 /* ----
@@ -49660,18 +49370,15 @@ size_t mpt_snapshot_difference(
  * train/series.c: checkpoints in a folder: when one is written, which ones stay, and which one a
  * training goes on from.
  *
- * A file has the number of its step in its name, so that what there is tells what to do: nothing
- * else is kept beside the files, and a process may be killed between any two of its calls.
+ * A file's name has the number of its step, so that the files tell what to do: nothing else is
+ * kept, and a process may be killed between any two calls.
  * ---- */
 
-mpt_checkpoint_config mpt_checkpoint_config_default(void) {
-	mpt_checkpoint_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_checkpoint_config, {
 	config.every = 1000;
 	config.keep = 2;
 	config.resume = true;
-	return config;
-}
+})
 
 static mpt_checkpoint_stats mpt__checkpoint_nothing(void) {
 	mpt_checkpoint_stats stats;
@@ -49682,7 +49389,7 @@ static mpt_checkpoint_stats mpt__checkpoint_nothing(void) {
 
 /* ==== Asking for an end ==== */
 
-/* May be called from a signal's handler and from other threads: nothing but one store. */
+/* For a signal's handler and other threads, too: nothing but one store. */
 void mpt_request_stop(mpt_context *ctx, bool stop) {
 	if (ctx) mpt__atomic_store32(&ctx->stop, stop);
 }
@@ -49723,8 +49430,8 @@ MPT__END_ABSENT
 
 enum { MPT__SERIES_DIGITS = 12 }; /* of a step, so that the order of names is that of steps */
 
-/* What is to be written, by the caller or by a thread: `path`, then files before `number` go until
-   `keep` are left. */
+/* What is written, by the caller or a thread: `path`, then files before `number` go until `keep`
+   are left. */
 typedef struct {
 	mpt__base *base;
 	mpt__content_fn content;
@@ -49733,7 +49440,7 @@ typedef struct {
 	int64_t number; /* of the step; -1: no other file goes */
 } mpt__series_job;
 
-typedef struct mpt__series {
+typedef struct {
 	char path[MPT__PATH_SIZE]; /* without a slash at the end */
 	mpt_checkpoint_config config;
 	mpt_checkpoint_stats stats;
@@ -49749,7 +49456,7 @@ typedef struct mpt__series {
 
 static mpt__series *mpt__series_of(const mpt_context *ctx) { return (mpt__series *)ctx->series; }
 
-/* The number of steps, or, of loops without mpt_step_begin, of updates. */
+/* The number of steps, or, without mpt_step_begin, of updates. */
 static int64_t mpt__series_number(const mpt_context *ctx) {
 	return ctx->now.step > 0 ? ctx->now.step : ctx->now.updates;
 }
@@ -49774,7 +49481,7 @@ static int64_t mpt__series_number_of(const char *name) {
 	return strcmp(name, ".safetensors") == 0 ? number : -1;
 }
 
-/* Of the files up to a step: how many there are, the first and the last; -1 where there is none. */
+/* Files up to a step: how many, the first and the last; -1: none. */
 typedef struct {
 	int64_t up_to, count, first, last;
 } mpt__series_files;
@@ -49800,7 +49507,7 @@ static bool mpt__series_list(
 
 /* ==== Writing ==== */
 
-/* Any thread. A file goes when the new one is where it shall be, and durable. */
+/* A file goes when the new one is in its place, and durable. Any thread. */
 static bool mpt__series_write(mpt__series *series) {
 	mpt__series_job *job = &series->job;
 	mpt__base *base = job->base;
@@ -49840,7 +49547,7 @@ static mpt_status mpt__series_wait(mpt_context *ctx, mpt__series *series) {
 
 static double mpt__series_time(void *user) { return *(const double *)user; }
 
-/* Makes the file in memory: what a thread may write while the training goes on. */
+/* Makes the file in memory, which a thread may write while the training goes on. */
 static bool mpt__series_copy(mpt_context *ctx, mpt__series *series, mpt__state_saving *saving) {
 	mpt__writer writer;
 	const int64_t bytes = 8 + (int64_t)saving->header.length + saving->at;
@@ -49880,7 +49587,7 @@ static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
 	return good;
 }
 
-/* Saves the training of now as a step's file, or, with number -1, as the best one. */
+/* Saves the training of now as a step's file; number -1: as the best one. */
 static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
 	mpt__series *series = mpt__series_of(ctx);
 	const mpt_clock *clock = &ctx->base.clock;
@@ -49920,7 +49627,7 @@ static void mpt__series_hear(void *user, mpt_log_level level, const char *messag
 	if (level != MPT_LOG_ERROR) log->write(log->user, level, message);
 }
 
-/* Takes the newest file; a damaged one is left where it is, and the one before it taken. */
+/* Takes the newest file; a damaged one is left, and the one before it taken. */
 static mpt_status mpt__series_resume(mpt_context *ctx, mpt__series *series) {
 	mpt__series_files files;
 	int64_t up_to = INT64_MAX;
@@ -50062,20 +49769,16 @@ mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
 #endif /* MPTRAIN_NO_RESUME */
 
 /* ----
- * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
- *
- * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
- * stack, so a steady-state step makes no call to the allocator.
+ * train/fit.c: the short road: the loops of training and evaluation as one call each. Only public
+ * calls are made, as by hand. State lies on the stack, so a steady-state step makes no call to the
+ * allocator.
  * ---- */
 
-mpt_fit_config mpt_fit_config_default(void) {
-	mpt_fit_config config;
-	mpt__zero(config);
+MPT__DEFAULTS(mpt_fit_config, {
 	config.epochs = 5;
 	config.precision = MPT_F32;
 	config.stop_on_nan = config.restore_weights = config.resume = true;
-	return config;
-}
+})
 
 /* The context of the first handle that has one. */
 static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context *c) {
@@ -50153,7 +49856,7 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
 		mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
-/* The first sample of a batch with a value in `handle` that is not finite; -1 if there is none. */
+/* The first sample of a batch with a non-finite value in `handle`; -1: none. */
 static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_t size) {
 	const mpt__tensor *t = mpt__live(ctx, handle);
 	int64_t numel = t ? mpt__tensor_numel(t) : 0;
@@ -50163,7 +49866,7 @@ static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_
 	return at < 0 ? -1 : at / (numel / size);
 }
 
-/* Says where an evaluation met its first loss that is not finite: runs the batch once more. */
+/* Says where an evaluation met its first non-finite loss: runs the batch once more. */
 static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *batch,
 	const mpt_fit_config *config, double loss, int64_t before) {
 	mpt_context *ctx = net.context;
@@ -50182,7 +49885,7 @@ static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *ba
 		sample < 0 ? " and those behind it" : ", counted in the loader's order, are not finite");
 }
 
-/* The loss of a batch times its samples; its correct answers are added up where it has labels. */
+/* A batch's loss times its samples; adds up correct answers where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
 	const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
 	mpt_scope_begin(net.context);
@@ -50201,13 +49904,13 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
 	return sum;
 }
 
-/* Begins another epoch where `batches` or more of the open one have been taken. */
+/* Begins another epoch where `batches` or more of the open one are taken. */
 static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, int64_t batches) {
 	const mpt__loader *at = mpt__loader_at(ctx, loader);
 	if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Evaluates a whole epoch; precision and loss are the config's. The log hears where a loss is not
+/* Evaluates a whole epoch in the config's precision and loss. The log hears where a loss is not
    finite, once: *told (may be NULL) remembers. */
 static mpt_evaluation mpt__evaluate(
 	mpt_module net, mpt_loader loader, const mpt_fit_config *config, bool *told) {
@@ -50255,7 +49958,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
 
 /* ==== Progress as text ==== */
 
-/* Always `decimals` places (at most 6), so that a line which is drawn over itself does not jump. */
+/* Always `decimals` places, 6 at most, so that a line drawn over itself does not jump. */
 static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
 	char places[32]; /* behind a 1 that keeps their zeros */
 	int64_t unit = 1;
@@ -50345,7 +50048,7 @@ typedef struct {
 	bool saved, told;     /* a checkpoint; where validation was not finite */
 	int64_t steps_before; /* of earlier processes */
 	int64_t lost;         /* step whose loss was the first not to be finite; 0: none */
-	double others;        /* seconds that the loader of `train` waited for others than the fit */
+	double others;        /* seconds that the loader of `train` waited outside the fit */
 	uint32_t kept;        /* storage of weights and buffers; 0: none */
 	int kept_epoch;       /* behind which they are from */
 	mpt_progress progress;
@@ -50373,7 +50076,7 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
 	return stats;
 }
 
-/* Fills what progress says about the optimizer, as far as it is there and the host knows it. */
+/* What progress says about the optimizer, as far as the host knows it. */
 static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
 	const mpt_context *ctx = fit->context;
 	const mpt__object *row = &ctx->objects[MPT__OPTIMIZER].rows[fit->optimizer.slot];
@@ -50392,8 +50095,8 @@ static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
 		fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
 }
 
-/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
-   after an error, too. */
+/* What progress and result say about speed, loss and scale. Waits for nothing, and works after an
+   error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
 	mpt_progress *progress = &fit->progress;
 	const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
@@ -50412,7 +50115,7 @@ static void mpt__fit_measure(mpt__fit *fit) {
 		own > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)own : 0.0;
 }
 
-/* Tells the callback, if there is one; notes when it wants to stop. */
+/* Tells the callback, if any; notes when it wants to stop. */
 static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 	char text[224];
 	mpt__text line = mpt__text_make(text, sizeof text);
@@ -50482,7 +50185,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
 	mpt_step_end(ctx);
 }
 
-/* Writes a checkpoint where one is due: each save_every steps, or, with 0, behind each epoch. */
+/* Writes a checkpoint if due: each save_every steps, or, with 0, behind each epoch. */
 static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
 #ifndef MPTRAIN_NO_RESUME
 	mpt_context *ctx = fit->context;
@@ -50494,7 +50197,7 @@ static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
 #endif
 }
 
-/* Whether the fit ends here, in the middle of what it does, to be gone on with. */
+/* Whether the fit ends here, in the middle, to be gone on with. */
 static bool mpt__fit_interrupted(mpt__fit *fit) {
 	if (mpt_stop_requested(fit->context)) fit->result.interrupted = true;
 	return fit->result.interrupted;
@@ -50528,8 +50231,8 @@ static void mpt__fit_batches(mpt__fit *fit) {
 
 /* ==== What is kept ==== */
 
-/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next one
-   begins. Only that where there is no storage yet. */
+/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next
+   begins, and no more without a storage. */
 static int64_t mpt__fit_move_tensor(
 	mpt__fit *fit, const mpt__tensor *tensor, int64_t at, bool back) {
 	mpt_context *ctx = fit->context;
@@ -50548,7 +50251,7 @@ static int64_t mpt__fit_move_tensor(
 }
 
 #ifndef MPTRAIN_NO_RESUME
-/* Lets a copy of a tensor be what is kept of it at `at`; returns where the next one begins. */
+/* Lets a copy of a tensor be what is kept at `at`; returns where the next begins. */
 static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_t at) {
 	const int64_t size = (int64_t)mpt__dtype_info[tensor->dtype].bytes;
 	tensor->storage = fit->kept, tensor->offset = at / size;
@@ -50556,8 +50259,8 @@ static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_
 }
 #endif
 
-/* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
-   Each begins where one of the widest dtype may. */
+/* Copies the net's parameters and buffers to or from their storage; returns its bytes. Each begins
+   where one of the widest dtype may. */
 static int64_t mpt__fit_move(mpt__fit *fit, bool back) {
 	mpt_context *ctx = fit->context;
 	mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
@@ -50626,7 +50329,7 @@ static void mpt__fit_save(mpt__fit *fit) {
 	mpt_save(fit->net, fit->config->checkpoint);
 }
 
-/* Validates, keeps the best weights on file and counts epochs without progress. `finite`: loss and
+/* Validates, keeps the best weights on file, counts epochs without progress. `finite`: loss and
    weights are. */
 static void mpt__fit_validate(mpt__fit *fit, bool finite) {
 	const mpt_fit_config *config = fit->config;
@@ -50714,10 +50417,9 @@ static void mpt__fit_report(mpt__fit *fit) {
 	const mpt__object *row = &fit->context->objects[MPT__LOADER].rows[fit->train.slot];
 	mpt_fit_result *result = &fit->result;
 	mpt__fit_measure(fit);
-	if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation) {
+	if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation)
 		fit->progress.seconds_waited =
 			((const mpt__loader *)row->object)->seconds_waited - fit->others;
-	}
 	if (!mpt__ok(fit->context) && fit->progress.batch > 0) result->train_loss = fit->progress.loss;
 	result->skipped_steps = fit->progress.skipped_steps;
 	result->seconds_waited = fit->progress.seconds_waited;
@@ -50725,7 +50427,7 @@ static void mpt__fit_report(mpt__fit *fit) {
 	result->steps_per_second = fit->progress.steps_per_second;
 }
 
-/* Whether a scaler with patience skips steps whose gradients are not finite, and gives up. */
+/* Whether a patient scaler skips steps of non-finite gradients, and gives up. */
 static bool mpt__fit_is_scaled(const mpt__fit *fit) {
 	if (!fit->scaler.slot) return false;
 	mpt_scaler_config config = mpt_scaler_get_config(fit->scaler);
@@ -50803,7 +50505,7 @@ static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
 	return status;
 }
 
-/* Opens the folder of checkpoints, and goes on from the newest one. */
+/* Opens the folder of checkpoints, and goes on from the newest. */
 static bool mpt__fit_open(mpt__fit *fit) {
 	mpt_context *ctx = fit->context;
 	mpt_checkpoint_config config = mpt_checkpoint_config_default();
@@ -55275,9 +54977,9 @@ static const mpt__convert_table MPT__LEVEL(convert) = {MPT__LEVEL(f16_to_f32),
 /* ----
  * cpu/template/rows.c: the routines of a vector level (mpt__routines, cpu/elementwise.c).
  *
- * Every routine does the operations of its reference in the same order, and sums have the same
- * tree: the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals
- * to zero, as moments that fade away would make them slow (cpu/template/update.c).
+ * Every routine does the operations of its reference in the same order: the bits are the same (NaN:
+ * as a class). The optimizers alone flush denormals to zero, as moments that fade away would make
+ * them slow (cpu/template/update.c).
  * ---- */
 #ifdef MPT__V
 
@@ -55314,8 +55016,8 @@ MPT__OP void MPT__LEVEL(each_two)(float *out, const float *x, const float *y, in
 	MPT__OP v_f MPT__LEVEL(value_##id)(v_f a, v_f b, float c, float d) { \
 		return (void)c, (void)d, value; \
 	} \
-	MPT__FN void MPT__LEVEL(binary_##id)(float *out, const float *x, const float *y, int64_t n, \
-										 float c, float d) { \
+	MPT__FN void MPT__LEVEL(binary_##id)( \
+		float *out, const float *x, const float *y, int64_t n, float c, float d) { \
 		MPT__LEVEL(each_two)(out, x, y, n, c, d, MPT__LEVEL(value_##id)); \
 	}
 #define MPT__NOT_HERE(id, ns, value)
@@ -55374,8 +55076,8 @@ MPT__FN void MPT__LEVEL(max_lanes)(float *lane, int64_t first, const float *x, i
 	v_store_as(out + k * MPT__WIDTH, differences ? d : e, n - k * MPT__WIDTH, MPT_F32); \
 	v_store_as(rest + k * MPT__WIDTH, e, n - k * MPT__WIDTH, MPT_F32); \
 	s##k = v_add(s##k, v_load(rest + k * MPT__WIDTH));
-MPT__FN void MPT__LEVEL(add_exp)(float *lane, float *out, const float *x, int64_t n, float most,
-								 bool differences) {
+MPT__FN void MPT__LEVEL(add_exp)(
+	float *lane, float *out, const float *x, int64_t n, float most, bool differences) {
 	const v_f shift = v_set(most);
 	float rest[MPT__SUM_LANES] = {0};
 	v_f d, e;
@@ -55390,8 +55092,7 @@ MPT__FN void MPT__LEVEL(add_exp)(float *lane, float *out, const float *x, int64_
 
 MPT__FN void MPT__LEVEL(softmax)(float *out, const float *x, int64_t n, bool log) {
 	float lane[MPT__SUM_LANES] = {0};
-	const float most = MPT__LEVEL(peak)(x, n, -mpt__real_infinity()) + 0.0f;
-	MPT__LEVEL(add_exp)(lane, out, x, n, most, log);
+	MPT__LEVEL(add_exp)(lane, out, x, n, MPT__LEVEL(peak)(x, n, -mpt__real_infinity()) + 0.0f, log);
 	MPT__VECTORS(MPT__LANES_LOAD);
 	float total = v_total(MPT__FOLD);
 	if (log) {
@@ -55413,8 +55114,8 @@ MPT__FN void MPT__LEVEL(softmax)(float *out, const float *x, int64_t n, bool log
 	b = v_load_as(dy + i + k * MPT__WIDTH, n - i - k * MPT__WIDTH, MPT_F32); \
 	s##k = v_add(s##k, MPT__SLOPE_ADDEND);
 #define MPT__SLOPE_START(k) v_f s##k = v_zero();
-MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float *dy, int64_t n,
-										  bool log) {
+MPT__FN void MPT__LEVEL(softmax_backward)(
+	float *dx, const float *y, const float *dy, int64_t n, bool log) {
 	v_f a, b;
 	int64_t i = 0;
 	MPT__VECTORS(MPT__SLOPE_START);
@@ -55433,13 +55134,13 @@ MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float
 
 /* ==== Moves ==== */
 
-/* In blocks of MPT__WIDTH rows and 4 columns, the last ones of a side reaching back over what is
-   done; the level below takes what is narrower. The rows of one line of memory of `to` follow each
-   other, so that a store beyond the caches fills it. */
+/* In blocks of MPT__WIDTH rows and 4 columns, the last ones of a side reaching back; the level
+   below takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
+   store beyond the caches fills it. */
 MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int64_t from_step,
-							  int64_t rows, int64_t columns, void store(float *p, v_f v)) {
-	for (int64_t line = 0; line < rows; line += 16) {
-		for (int64_t c = 0; c < columns; c += 4) {
+	int64_t rows, int64_t columns, void store(float *p, v_f v)) {
+	for (int64_t line = 0; line < rows; line += 16)
+		for (int64_t c = 0; c < columns; c += 4)
 			for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
 				const int64_t i = mpt__cpu_min(r, rows - MPT__WIDTH);
 				const int64_t j = mpt__cpu_min(c, columns - 4);
@@ -55453,11 +55154,9 @@ MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int
 				store(at, r0), store(at + to_step, r1);
 				store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);
 			}
-		}
-	}
 }
 MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from, int64_t from_step,
-								   int64_t rows, int64_t columns, bool beyond_cache) {
+	int64_t rows, int64_t columns, bool beyond_cache) {
 	if (rows < MPT__WIDTH || columns < 4) {
 		MPT__BELOW(transpose)(to, to_step, from, from_step, rows, columns, false);
 	} else if (beyond_cache) {
@@ -55469,7 +55168,7 @@ MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from
 }
 
 #ifndef MPT__OWN_ROWS
-/* All is inlined: what a call stores for short rows would wait among the stores of these. */
+/* All is inlined: stores of a call for short rows would wait among the stores of these. */
 MPT__OP void MPT__LEVEL(line)(char *to, const char *from, int64_t bytes, bool adds) {
 	for (int64_t k = 0; k < bytes; k += 4 * MPT__WIDTH) {
 		const v_f v = v_load((const float *)(const void *)(from + k));
@@ -55489,11 +55188,11 @@ MPT__FN void MPT__LEVEL(rows)(const mpt__rows *r) {
 /* ==== Sums of products ==== */
 
 #ifndef MPTRAIN_NO_CONV
-/* Four i share what they load of w; those past the last one repeat it, for nobody. n >= MPT__WIDTH
-   is known where it is so. */
+/* Four i share what they load of w; past the last one they repeat it. n >= MPT__WIDTH is known
+   where it is so. */
 #define MPT__PRODUCTS_LOAD(at) v_load_as(at, n, MPT_F32)
 MPT__OP void MPT__LEVEL(four_sums)(const mpt__product_sums *p, int64_t i, int64_t i1, int64_t i2,
-								   int64_t i3, int64_t c, int64_t n) {
+	int64_t i3, int64_t c, int64_t n) {
 	const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step;
 	const float *start = p->start + i * p->start_step + c, *w = p->w + c;
 	float *out = p->out + i * p->out_step + c;
@@ -55530,7 +55229,7 @@ MPT__FN void MPT__LEVEL(sum_products)(const mpt__product_sums *p) {
 
 /* ==== Squares ==== */
 
-/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
+/* A float's square is exact in double, so fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k) v_d s##k = v_no_doubles();
 #define MPT__SQUARES_ADD(k) s##k = v_add_squares(s##k, v_mul(v_load(x + i + k * MPT__WIDTH), by));
 #define MPT__SQUARES_END(k) v_add_doubles(lane + k * MPT__WIDTH, s##k);
@@ -55553,14 +55252,14 @@ MPT__FN void MPT__LEVEL(add_squares)(double *lane, const float *x, int64_t n, fl
 /* ==== Random numbers ==== */
 
 /* Philox 4x32-10 (ground/random.c) in 64-bit lanes of which the low words count: MPT__WIDTH / 2
-   blocks in each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round
-   r (mpt__philox_keys). */
+   blocks in each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are round r's
+   (mpt__philox_keys). */
 #define MPT__PHILOX_HALF(c, r) \
 	p = v_umul(c##0, m0), q = v_umul(c##2, m1); \
 	c##0 = v_uxor(v_uhigh(q), c##1, v_uset(keys[2 * r])), c##1 = q; \
 	c##2 = v_uxor(v_uhigh(p), c##3, v_uset(keys[2 * r + 1])), c##3 = p
-MPT__OP void MPT__LEVEL(philox)(const uint64_t *keys, uint64_t sequence, uint64_t block,
-								uint32_t out[4 * MPT__WIDTH]) {
+MPT__OP void MPT__LEVEL(philox)(
+	const uint64_t *keys, uint64_t sequence, uint64_t block, uint32_t out[4 * MPT__WIDTH]) {
 	const v_u m0 = v_uset(MPT__PHILOX_M0), m1 = v_uset(MPT__PHILOX_M1);
 	v_u a0 = v_ucount(block), b0 = v_ucount(block + MPT__WIDTH / 2), p, q;
 	v_u a1 = v_uhigh(a0), b1 = v_uhigh(b0);
@@ -55581,13 +55280,13 @@ MPT__FN void MPT__LEVEL(random)(mpt__rng_key key, uint64_t first, size_t n, uint
 	mpt__random_bits(key, first, n, out);
 }
 MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng_key key,
-								 uint64_t first, uint32_t threshold, float factor) {
+	uint64_t first, uint32_t threshold, float factor) {
 	const uint64_t sequence = mpt__hash_u64(key.stream, key.call);
 	const int64_t whole = n / (4 * MPT__WIDTH) * (4 * MPT__WIDTH);
 	uint64_t keys[2 * MPT__PHILOX_ROUNDS];
 	uint32_t words[4 * MPT__WIDTH];
-	mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,
-						   threshold, factor);
+	mpt__ref_dropout_block(
+		out + whole, x + whole, n - whole, key, first + (uint64_t)whole, threshold, factor);
 	mpt__philox_keys(key.seed, keys);
 	const v_f by = v_set(factor);
 	for (int64_t at = 0; at < whole; at += 4 * MPT__WIDTH) {
@@ -55602,12 +55301,11 @@ MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng
 
 #endif
 /* ----
- * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and for halves of either
- * type, which a branch tells apart. What is there or wanted beside x is decided where it is used: a
- * loop for each case would not be faster, but large. X(k) are the vectors that make
- * MPT__NORM_LANES.
+ * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and halves, which a branch
+ * tells apart. What is there or wanted beside x is decided where it is used: a loop for each case
+ * would not be faster, but large. X(k) are the vectors that make MPT__NORM_LANES.
  * ---- */
-#if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
+#if defined(MPT__V) && defined(MPT__HAS_NORMS)
 
 #define MPT__NORM_AHEAD 4096 /* bytes */
 #define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
@@ -55716,8 +55414,8 @@ MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
 
 /* ==== Results and slopes ==== */
 
-/* The last vector of a row reaches back over the one before it, or, where that would count twice
-   and where it is the only one, is done by the reference. */
+/* The last vector of a row reaches back over the one before; where that would count twice, or it is
+   the only one, the reference does it. */
 MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
 	const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < MPT__WIDTH ? 0 : b->n;
 	const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];
@@ -55898,8 +55596,8 @@ MPT__OP void MPT__LEVEL(norm_columns_of)(mpt__norm_block *b, int dtype) {
 
 #if MPT__WIDTH == 16
 /* Passes, of this level alone, where their gain pays for their size. Pairs of bf16 come as two
-   vectors, those of even places and those of odd ones: so do weights, sums and bias. What is read
-   lies in pages that no cache foresees: all lines of a step are asked for. */
+   vectors, even places and odd ones, as do weights, sums and bias. What is read lies in pages that
+   no cache foresees: all lines of a step are asked for. */
 #define MPT__NORM_FETCH(p) \
 	MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
 	if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
@@ -55911,9 +55609,9 @@ MPT__OP void MPT__LEVEL(norm_columns_of)(mpt__norm_block *b, int dtype) {
 #define MPT__NORM_NEXT_SUM(k) \
 	if (centred) e##k = v_sub(e##k, next_mean), s##k = v_add(s##k, e##k); \
 	t##k = v_add(t##k, v_mul(e##k, e##k));
-/* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
-   compares no more than that would wait. Of floats the next row comes last: those that no cache
-   holds took 8 % longer otherwise (measured on Zen 4). */
+/* A step reads before it writes, which may be as far into a page: a CPU that first compares no more
+   than that would wait. Of floats the next row comes last: those in no cache took 8 % longer
+   otherwise (measured on Zen 4). */
 #define MPT__NORM_SLOPE_GET(k) \
 	w##k = v_load(weight + k * MPT__WIDTH), dw##k = v_load(dw + k * MPT__WIDTH); \
 	if (db) db##k = v_load(db + k * MPT__WIDTH);
@@ -55990,8 +55688,8 @@ MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
 	b->total[0] = MPT__NORM_FOLD(s), b->total[1] = MPT__NORM_FOLD(t);
 }
 
-/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
-   to do without. */
+/* Columns of bf16 in pairs, down the rows, their numbers in registers; false where a word has to do
+   without. */
 #define MPT__BY_TWO(b) \
 	((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
 		!(b)->beyond_cache)
@@ -56106,10 +55804,10 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 /* ----
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
- * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
- * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at
- * most 8; MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into
- * the second cache; and MPT__RATE, products of numbers per nanosecond.
+ * A level gives, besides its words: MPT__TILE_ROWS of its tile, and MPT__TILE_FEW and
+ * MPT__TILE_MIDDLE of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at most 8;
+ * MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into the
+ * second cache; and MPT__RATE, products of numbers per nanosecond.
  * ---- */
 #ifdef MPT__V
 #if (MPT__TILE_ROWS > MPT__WIDTH && MPT__TILE_ROWS % MPT__WIDTH != 0) || \
@@ -56119,16 +55817,15 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 
 /* ==== Edges, activations ==== */
 
-/* c[rows, columns] = or (add) += a tile that was summed beside it. */
+/* c[rows, columns] = or (add) += a tile summed beside it. */
 MPT__FN MPT__NOINLINE void v_put_tile(
 	const float *from, int64_t ld, float *c, int64_t ldc, int rows, int columns, bool add) {
-	for (; rows > 0; rows--, from += ld, c += ldc) {
+	for (; rows > 0; rows--, from += ld, c += ldc)
 		for (int j = 0; j < columns; j += MPT__WIDTH) {
 			v_f v = v_load(from + j);
 			if (add) v = v_add(v_load_as(c + j, columns - j, MPT_F32), v);
 			v_store_as(c + j, v, columns - j, MPT_F32);
 		}
-	}
 }
 
 MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
@@ -56164,7 +55861,7 @@ MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
 	if (i < height) v_store(to + i * ld, x##i); \
 	if (i < height && wide) v_store(to + i * ld + MPT__WIDTH, y##i);
 
-/* One tile of `height` rows and one vector or two (wide), from panels, or rows of A where they
+/* A tile of `height` rows and one vector or two (wide), from panels, or rows of A where they
    lie. */
 MPT__OP void MPT__LEVEL(tile)(MPT__TILE_TAKES, int height, bool wide) {
 	const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
@@ -56209,9 +55906,9 @@ static void MPT__LEVEL(gemm_tile)(MPT__TILE_TAKES) {
 }
 
 #ifndef MPTRAIN_NO_RESUME
-/* The same in the order of the reference: each element is one chain of products and sums, which a
-   later block of K goes on with, each rounded. With adders of their own, as on Zen 4, that takes 4
-   to 8 % longer (an MLP of 784-128-64-10, measured); with FMA units alone it is half as fast. */
+/* The same in the order of the reference: each element is one chain of rounded products and sums,
+   with which a later block of K goes on. With adders of their own, as on Zen 4, that takes 4 to 8 %
+   longer (an MLP of 784-128-64-10, measured); with FMA units alone it is half as fast. */
 MPT__OP void MPT__LEVEL(chain)(MPT__TILE_TAKES, int height, bool wide) {
 	const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
 	const bool whole = (how & MPT__GEMM_ROOM) || (rows == height && columns == width);
@@ -56256,7 +55953,7 @@ static void MPT__LEVEL(gemm_chain)(MPT__TILE_TAKES) {
 
 /* ==== B where it lies ==== */
 
-/* The last rows and columns are done twice where they fill no tile, but for columns that fill no
+/* The last rows and columns are done twice where they fill no tile, unless columns fill no
    vector. */
 #define MPT__DIRECT_STEP(i) \
 	if (i < height) x##i = v_fma(v_set(MPT__LINES_A##i), b0, x##i); \
@@ -56313,7 +56010,7 @@ static void MPT__LEVEL(gemm_direct)(MPT__TILE_TAKES) {
 
 /* ==== Lines of pixels ==== */
 
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPT__HAS_NORMS
 #define MPT__LINE_STEP(i) \
 	if (i < height) x##i = step(x##i, &MPT__LINES_A##i, b0); \
 	if (i < height && wide) y##i = step(y##i, &MPT__LINES_A##i, b1);
@@ -56371,7 +56068,7 @@ MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const
 	const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);
 	const float *of = mpt__gemm_floats_of(a);
 	const char *line = b->data;
-	for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {
+	for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step)
 		for (int i = 0; i < rows; i++) {
 			const float *at = of + i * a->outer;
 			if (depth >= 4) {
@@ -56381,7 +56078,6 @@ MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const
 			for (int64_t k = 0; k < depth; k++, at += a->inner)
 				MPT__LEVEL(sweep)(1, at, 0, line + k * b_step, 0, c + i * ldc, columns, dtype);
 		}
-	}
 }
 MPT__FN void MPT__LEVEL(gemm_sweep)(MPT__TILE_TAKES) {
 	(void)how;
@@ -56459,11 +56155,10 @@ MPT__OP void MPT__LEVEL(dots_of)(int64_t depth, const char *p, const mpt__gemm_s
 }
 MPT__FN void MPT__LEVEL(dots)(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,
 	int64_t count, float *c, int64_t step) {
-	if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {
+	if (p->dtype == MPT_F32 && q->dtype == MPT_F32)
 		MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);
-	} else {
+	else
 		MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, p->dtype, q->dtype);
-	}
 }
 MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
 	(void)how; /* all of K comes at once */
@@ -56487,10 +56182,9 @@ MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
 
 /* ==== Panels ==== */
 
-/* A panel whose outer elements are contiguous. A vector that reaches past the width is overwritten
-   by the next k. */
-MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+/* A panel of contiguous outer elements. What a vector has past the width is overwritten by the next
+   k. */
+MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, MPT__PACK_TAKES) {
 	const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
 	const char *from = mpt__gemm_at(side, outer, k);
 	const int64_t step = side->inner * bytes;
@@ -56501,21 +56195,19 @@ MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *
 		for (; depth > 0; depth--, to += width, from += step)
 			v_store(to, v_load_first(from, lanes));
 	}
-	if (quick && width == 2 * MPT__WIDTH && count == width) {
+	if (quick && width == 2 * MPT__WIDTH && count == width)
 		for (; depth > 0; depth--, to += 2 * MPT__WIDTH, from += step) {
 			v_store(to, v_load_full(from, half));
 			v_store(to + MPT__WIDTH, v_load_full(from + 2 * MPT__WIDTH, half));
 		}
-	}
-	/* What is read past the width is of the next line, and is written over. */
+	/* What is read past the width is written over. */
 	if (quick && width <= MPT__WIDTH && count == width && count + side->inner >= MPT__WIDTH)
 		for (; depth > 1; depth--, to += width, from += step) v_store(to, v_load_full(from, half));
-	for (; depth > 0; depth--, to += width, from += step) {
+	for (; depth > 0; depth--, to += width, from += step)
 		for (int64_t r = 0; r < width; r += MPT__WIDTH) {
 			v_f v = r < count ? v_load_as(from + r * bytes, count - r, dtype) : v_zero();
 			v_store(to + r, v_round(v, round));
 		}
-	}
 }
 
 /* Contiguous elements of DTYPE, as far as whole vectors go. */
@@ -56546,13 +56238,13 @@ MPT__FN void MPT__LEVEL(gemm_load)(
 	}
 }
 
-/* K k at a time where the condition holds, with what is known spelled out. */
+/* K k at a time while the condition holds, with what is known spelled out. */
 #define MPT__PACK_RUN(CONDITION, K, PACK) \
 	if (CONDITION) { \
 		for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
 	}
 
-/* Four lines of k of MPT__WIDTH outer elements, of which the first `left` count, transposed. */
+/* Four lines of k of MPT__WIDTH outer elements, the first `left` of which count, transposed. */
 MPT__OP void MPT__LEVEL(put_quads)(
 	float *to, int width, v_f v0, v_f v1, v_f v2, v_f v3, int64_t left) {
 	v_transpose4(&v0, &v1, &v2, &v3);
@@ -56581,16 +56273,14 @@ MPT__OP void MPT__LEVEL(pack_octs)(
 }
 MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const char *p, int64_t row,
 	int64_t lines, int dtype, int round, int64_t left) {
-	if (dtype != MPT_F32) {
+	if (dtype != MPT_F32)
 		MPT__LEVEL(pack_octs)(to, width, p, row, lines, dtype);
-	} else {
+	else
 		MPT__LEVEL(pack_quads)(to, width, p, row, lines, round, left);
-	}
 }
-/* A panel whose k are contiguous, at most MPT__WIDTH or a multiple of it wide; the last k, where
-   they are no 4, go by way of the stack. */
-MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+/* A panel of contiguous k, at most MPT__WIDTH or a multiple of it wide; the last k, if no 4, by way
+   of the stack. */
+MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, MPT__PACK_TAKES) {
 	const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
 	const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;
 	const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
@@ -56626,14 +56316,13 @@ MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *
 	}
 }
 
-MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side, int64_t outer,
-	int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, MPT__PACK_TAKES) {
 	const int width = b ? 2 * MPT__WIDTH : MPT__TILE_ROWS;
 	float *panel = (float *)to;
 	if (side->inner == 1 && side->outer != 1) {
-		MPT__LEVEL(pack_inner)(panel, width, side, outer, count, k, depth);
+		MPT__LEVEL(pack_inner)(panel, width, MPT__PACK_GIVES);
 	} else if (side->outer == 1) {
-		MPT__LEVEL(pack_outer)(panel, width, side, outer, count, k, depth);
+		MPT__LEVEL(pack_outer)(panel, width, MPT__PACK_GIVES);
 	} else {
 		for (int64_t i = 0; i < depth; i++, panel += width) {
 			memset(panel, 0, (size_t)width * sizeof(float));
@@ -56646,11 +56335,10 @@ MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side,
 
 /* ==== Results ==== */
 
-/* Rows that lie one behind the other are one. A bias that rows share is loaded once. store and both
-   put one vector, or two of a tile's width, as elements of dtype. */
-MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-	int64_t j, int64_t rows, int64_t columns, int dtype, void store(void *, v_f, int64_t, int),
-	void both(void *, v_f, v_f, int)) {
+/* Rows one behind the other are one. A bias that rows share is loaded once. store and both put one
+   vector, or two of a tile's width, as elements of dtype. */
+MPT__OP void MPT__LEVEL(gemm_finish_as)(MPT__FINISH_TAKES, int dtype,
+	void store(void *, v_f, int64_t, int), void both(void *, v_f, v_f, int)) {
 	const int bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;
 	const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;
 	const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;
@@ -56717,10 +56405,9 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
 	}
 }
 
-MPT__FN void MPT__LEVEL(gemm_finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-	int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void MPT__LEVEL(gemm_finish)(MPT__FINISH_TAKES) {
 	MPT__LEVEL(gemm_finish_as)
-	(g, sum, ld, i, j, rows, columns, g->c_dtype, v_store_as, v_store_both);
+	(MPT__FINISH_GIVES, g->c_dtype, v_store_as, v_store_both);
 }
 
 /* ==== The level ==== */
@@ -57064,10 +56751,10 @@ MPT__FN void MPT__LEVEL(windows)(const mpt__windows *p) {
  * cpu/template/planes.c: convolutions of few channels whose images lie channel by channel, without
  * stride (mpt__planes, cpu/elementwise.c).
  *
- * Lines of some images are copied side by side to one strip, as floats, with zeros for the padding
- * between them that neighbours share: so vectors are full whatever the size of an image. Sums of
- * pixels that straddle two images are made and left. The order of a sum is that of channels, lines
- * and pixels of the kernel, or, of a gradient of weights, of the strip's lines and vectors.
+ * Lines of some images are copied side by side to one strip of floats, with zeros for the padding
+ * that neighbours share: so vectors are full whatever an image's size. Sums of pixels that straddle
+ * two images are left. The order of a sum is that of channels, lines and pixels of the kernel, or,
+ * of a gradient of weights, of the strip's lines and vectors.
  * ---- */
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
@@ -57079,7 +56766,7 @@ MPT__FN void MPT__LEVEL(windows)(const mpt__windows *p) {
 #define MPT__PLANE_ROWS 4
 #endif
 
-/* Loads a vector once: gcc would load it again for each product, across lines of the cache. */
+/* Loads a vector once: gcc would load it for each product, across lines of the cache. */
 #if defined(__GNUC__) && defined(MPT__X86)
 #define MPT__PLANE_HOLD(v) __asm__("" : "+v"(v))
 #else
@@ -57088,29 +56775,29 @@ MPT__FN void MPT__LEVEL(windows)(const mpt__windows *p) {
 
 /* ==== Strips ==== */
 
-/* Lines of all images of a channel, the first pixel of the first `left` zeros behind `to`. */
+/* Lines of all images of a channel; the first `left` zeros are behind `to`. */
 MPT__OP void MPT__LEVEL(plane_lines_of)(const mpt__planes *p, const mpt__plane_side *s, int64_t at,
 	int64_t lines, int64_t left, float *to, int dtype, int round) {
 	const int64_t bytes = dtype == MPT_F32 ? 4 : 2, n = s->size[1];
 	for (int64_t l = 0; l < lines; l++, at += n, to += p->row) {
 		const char *from = s->data + at * bytes, *gate = s->gate;
-		if (gate != NULL) gate += at * bytes;
+		if (gate) gate += at * bytes;
 		float *line = to + left;
 		for (int64_t i = 0; i < left; i += MPT__WIDTH) v_store(to + i, v_zero());
 		for (int64_t m = 0; m < p->images; m++, line += p->step, from += s->image * bytes) {
 			for (int64_t i = 0; i < n; i += MPT__WIDTH) {
 				v_f v = v_load_as(from + i * bytes, n - i, dtype);
 				if (round != 0) v = v_round(v, round);
-				if (gate != NULL) v = v_gate(v_load_as(gate + i * bytes, n - i, dtype), v);
+				if (gate) v = v_gate(v_load_as(gate + i * bytes, n - i, dtype), v);
 				v_store(line + i, v);
 			}
 			for (int64_t i = n; i < p->step; i += MPT__WIDTH) v_store(line + i, v_zero());
-			if (gate != NULL) gate += s->image * bytes;
+			if (gate) gate += s->image * bytes;
 		}
 		for (float *end = to + p->row; line < end; line += MPT__WIDTH) v_store(line, v_zero());
 	}
 }
-/* Lines from `first` on of channels, the strips of each behind those of the one before. */
+/* Lines from `first` on of channels, strip behind strip. */
 MPT__FN MPT__NOINLINE void MPT__LEVEL(plane_strips)(const mpt__planes *p,
 	const mpt__plane_side *s, int64_t channels, int64_t first, int64_t lines, int64_t left,
 	float *to) {
@@ -57149,7 +56836,7 @@ MPT__OP void MPT__LEVEL(plane_tile)(const mpt__planes *p, const float *x, int64_
 	MPT__FOUR(MPT__PLANE_START)
 	for (int64_t c = 0; c < p->in; c++, x += channel, weights += skipped) {
 		const float *line = x;
-		for (int64_t t = 0; t < taps; t++, line += p->row) {
+		for (int64_t t = 0; t < taps; t++, line += p->row)
 			for (int64_t i = 0; i < p->kernel[1]; i++, weights += rows) {
 				v_f x0 = v_load(line + i), x1 = v_load(line + i + MPT__WIDTH);
 				v_f x2 = v_load(line + i + 2 * MPT__WIDTH), x3 = x2;
@@ -57160,7 +56847,6 @@ MPT__OP void MPT__LEVEL(plane_tile)(const mpt__planes *p, const float *x, int64_
 				if (MPT__PLANE_VECTORS > 3) MPT__PLANE_HOLD(x3);
 				MPT__FOUR(MPT__PLANE_STEP)
 			}
-		}
 	}
 	MPT__FOUR(MPT__PLANE_STORE)
 }
@@ -57179,14 +56865,13 @@ MPT__OP void MPT__LEVEL(plane_put_as)(
 	const mpt__planes *p, const float *from, int64_t at, int dtype) {
 	const int64_t bytes = dtype == MPT_F32 ? 4 : 2, n = p->y.size[1];
 	char *to = p->to + at * bytes;
-	for (int64_t m = 0; m < p->images; m++, from += p->step, to += p->y.image * bytes) {
+	for (int64_t m = 0; m < p->images; m++, from += p->step, to += p->y.image * bytes)
 		for (int64_t i = 0; i < n; i += MPT__WIDTH) {
 			v_f v = v_load(from + i);
 			if (p->adds) v = v_add(v_load_as(to + i * bytes, n - i, dtype), v);
 			if (p->relu) v = v_relu(v);
 			v_store_as(to + i * bytes, v, n - i, dtype);
 		}
-	}
 }
 
 MPT__FN void MPT__LEVEL(plane_sums)(const mpt__planes *p) {
@@ -57245,14 +56930,13 @@ MPT__FN void MPT__LEVEL(plane_sums)(const mpt__planes *p) {
 MPT__OP void MPT__LEVEL(plane_slope)(const mpt__planes *p, const float *dy, int64_t channel,
 	const float *x, int64_t lines, float *to, int rows, int taps) {
 	MPT__FOUR(MPT__PLANE_SLOPE_START)
-	for (; lines > 0; lines--, dy += p->row, x += p->row) {
+	for (; lines > 0; lines--, dy += p->row, x += p->row)
 		for (int64_t i = 0; i < p->wide; i += MPT__WIDTH) {
 			const v_f x0 = v_load(x + i), x1 = v_load(x + i + 1), x2 = v_load(x + i + 2);
 			const v_f x3 = taps > 3 ? v_load(x + i + 3) : x2;
 			const v_f x4 = taps > 3 ? v_load(x + i + 4) : x2;
 			MPT__FOUR(MPT__PLANE_SLOPE_STEP)
 		}
-	}
 	MPT__FOUR(MPT__PLANE_SLOPE_END)
 }
 #define MPT__PLANE_SLOPE(rows) \
