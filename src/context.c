@@ -240,6 +240,12 @@ static void mpt__destroy_tables(mpt_context *ctx) {
     for (int64_t i = 0; i < ctx->record_count; i += MPT__RECORD_CHUNK)
         mpt__host_free(ctx, ctx->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
     mpt__room_free(ctx, ctx->records, ctx->record_capacity);
+#ifndef MPTRAIN_NO_FRUGAL
+    for (mpt__region *region = ctx->regions, *older; region; region = older) {
+        older = region->older;
+        mpt__host_free(ctx, region, sizeof *region);
+    }
+#endif
     mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
     mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
     mpt__room_free(ctx, ctx->data, ctx->data_capacity);

@@ -91,6 +91,7 @@ MPT__END_REGION
 #include "core/storage.c"
 #include "core/tensor.c"
 #include "core/autocast.c"
+#include "core/region.c"
 #include "core/autograd.c"
 MPT__BEGIN_COLD
 #include "core/plan.c"

@@ -9,7 +9,7 @@
 #ifndef MPT__CORE_AUTOGRAD_INCLUDED
 #define MPT__CORE_AUTOGRAD_INCLUDED
 
-#include "core/autocast.c"
+#include "core/region.c"
 
 /* ==== Op calls ==== */
 
@@ -54,6 +54,9 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     if (!frame->records) return;
     int at = record->n_saved++;
     record->saved[at] = tensor;
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__in_region(frame->context) && mpt__save_not(frame, tensor, at)) return;
+#endif
     if (!tensor) return;
     record->saved_version[at] = frame->context->storages[tensor->storage].version;
     if (mpt__recomputes(frame->context) && mpt__save_later(frame, tensor, at)) return;
@@ -66,22 +69,6 @@ static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 }
 
 /* ==== Records ==== */
-
-/* Makes more records. They never move. */
-static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
-    int64_t first = ctx->record_count, need = first + MPT__RECORD_CHUNK;
-    if (!mpt__room(ctx, ctx->records, ctx->record_capacity, need)) return false;
-    mpt__record *chunk = (mpt__record *)mpt__host_new(ctx, MPT__RECORD_CHUNK * sizeof(mpt__record));
-    if (!chunk) return false;
-    ctx->record_count += MPT__RECORD_CHUNK;
-    for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
-        ctx->records[first + i] = &chunk[i];
-        chunk[i].number = (uint32_t)(first + i);
-        chunk[i].next = ctx->free_record;
-        if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
-    }
-    return true;
-}
 
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
@@ -98,6 +85,9 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     mpt_context *ctx = frame->context;
     mpt__record *record = frame->record;
     if (status == MPT_OK) mpt__tell_watchers(ctx, MPT__OP_CALLED, frame);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__in_region(ctx) && mpt__region_called(frame, n_out, status)) return;
+#endif
     if (status != MPT_OK || !frame->records) {
         mpt__record_unsave(ctx, record);
         mpt__record_spare(ctx, record);
@@ -157,12 +147,8 @@ static bool mpt__find_inputs(
    attributes, too. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ctx, int op, int n_in,
     int n_out, const mpt__attributes *attributes) {
-    mpt__record *record = ctx->free_record;
-    if (!record) {
-        if (!mpt__records_grow(ctx)) return false;
-        record = ctx->free_record;
-    }
-    ctx->free_record = record->next;
+    mpt__record *record = mpt__record_take(ctx);
+    if (!record) return false;
     if (attributes) record->attributes = *attributes;
     record->op = (uint16_t)op;
     record->n_in = (uint8_t)n_in;
@@ -194,6 +180,10 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
     frame->dtypes = dtypes;
     frame->records = (flags & MPT__REQUIRES_GRAD) && !frame->context->no_grad_depth &&
         !frame->context->inference_depth && frame->row->backward;
+#ifndef MPTRAIN_NO_FRUGAL
+    frame->skips = false;
+    if (mpt__in_region(frame->context) && !mpt__region_call(frame)) return false;
+#endif
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(frame->context, STATE,
         "a tensor made in inference mode cannot take part in backward; make it outside, "
@@ -239,6 +229,9 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (MPT__UNLIKELY(frame->skips)) return MPT_OK;
+#endif
     mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
     mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
     mpt__launch_origin(frame->context, MPT__OTHER, 0);
@@ -299,6 +292,9 @@ static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
 
 /* Notes that a storage is changed in place. How a gradient is scaled only the user knows then. */
 static void mpt__touched(mpt_context *ctx, uint32_t storage) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__in_region(ctx)) mpt__region_write(ctx, storage);
+#endif
     ctx->storages[storage].version++;
     if (ctx->storages[storage].kind != MPT_MEMORY_GRADIENT) return;
     for (int64_t i = 0; i < ctx->parameter_count; i++)
@@ -591,7 +587,10 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
     bool any = false;
     for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
     mpt_status status = MPT_OK;
-    if (MPT__RECOMPUTES && any && record->again && !record->done)
+#ifndef MPTRAIN_NO_FRUGAL
+    if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
+#endif
+    if (MPT__RECOMPUTES && any && status == MPT_OK && record->again && !record->done)
         status = mpt__save_again(ctx, record);
     if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
     if (any && status == MPT_OK) {
@@ -604,6 +603,9 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
         record->done = 1;
         mpt__record_unsave(ctx, record);
     }
+#ifndef MPTRAIN_NO_FRUGAL
+    if (record->region && status == MPT_OK) mpt__region_used(ctx, record, retain);
+#endif
     return status;
 }
 

@@ -33,6 +33,9 @@ typedef struct {
     uint8_t source; /* mpt__storage_source */
     uint8_t kind;   /* mpt_memory_kind */
     uint8_t live;   /* 2: parameters that were here have moved away */
+#ifndef MPTRAIN_NO_FRUGAL
+    uint32_t made; /* ctx->region_count at that time */
+#endif
 } mpt__storage;
 
 /* Memory that several contexts have (core/share.c), and the storage that it is in one. */
@@ -113,6 +116,13 @@ typedef struct {
 
 /* ==== Tape ==== */
 
+/* Counters that mpt_clear_error takes back to the last completed optimizer step. */
+typedef struct {
+    int64_t step, updates; /* steps begun; optimizer steps completed */
+    uint64_t draws;        /* mpt_rand, mpt_randn */
+    uint64_t module_calls; /* mpt_dropout, in this step */
+} mpt__counters_state;
+
 #define MPT__USER_INPUTS 8 /* of user ops, and what they save */
 #define MPT__MAX_OUTPUTS 4
 #ifdef MPTRAIN_NO_RECURRENT
@@ -184,7 +194,62 @@ typedef struct mpt__record {
     uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
     mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
     mpt__attributes attributes;
+#ifndef MPTRAIN_NO_FRUGAL
+    struct mpt__region *region, *inner;  /* whose call it is; which one it stands for; or NULL */
+    struct mpt__record *before, *after;  /* in the order of that region's calls */
+    uint8_t asks;                        /* of mpt__asks */
+    uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS]; /* of saved: number of the input, or .. */
+#endif
 } mpt__record;
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__in_region(ctx) false
+#define mpt__was_region(record) false
+#define mpt__runs_again(ctx) false
+#else
+enum { MPT__FROM_CALL = 254, MPT__FROM_OUTSIDE = 255 }; /* .. made by the call; held all along */
+
+typedef enum {
+    MPT__ASKS_GRADIENT = 1, /* the call left a record */
+    MPT__ASKS_OPEN = 2,     /* which backward may still need */
+    MPT__ASKS_HOLES = 4,    /* what it saved is not held */
+    MPT__ASKS_OWN = 8,      /* and cannot be had without the call */
+    MPT__ASKS_ALWAYS = 16,  /* no call may be left out: something else reads the result */
+    MPT__ASKS_NOW = 32      /* nor in the run to come */
+} mpt__asks;
+
+/* A part of a forward that backward runs again, as its calls keep nothing: core/region.c. */
+typedef struct mpt__region mpt__region;
+typedef mpt_status (*mpt__region_fn)(
+    mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out);
+struct mpt__region {
+    mpt__region_fn run;
+    int n_in, n_out;
+    uint32_t slot, generation; /* of the module whose forward it is, or .. */
+    mpt_recompute_fn fn;       /* .. the user's function */
+    void *user;
+    mpt_activation activation;
+    int64_t child, end;  /* of a sequential, behind the last one of which a run has come; 0: all */
+    mpt__region *above;  /* the one that it is a part of */
+    mpt__region *next;   /* of free ones */
+    mpt__region *older;  /* of all */
+    mpt__record *head;   /* has saved its inputs, and stands for it among the calls of `above` */
+    mpt__record *first, *last, *at; /* its calls; the one to come in a run under way */
+    int64_t live;        /* open records and regions in it, and its own forward */
+    bool whole;          /* what it makes is read, or changed, by others than its calls */
+    bool fills;          /* in the run under way its calls shall save again */
+    uint32_t number;     /* storages made in it have this one or a later one */
+    uint64_t seen[2];    /* what its calls found, in forward and now */
+    uint8_t autocast;
+    bool training;
+    uint32_t path, module;
+    uint64_t path_hash;
+    mpt__counters_state now;
+};
+#define mpt__in_region(ctx) MPT__UNLIKELY((ctx)->region != NULL)
+#define mpt__was_region(record) ((record)->region != NULL)
+#define mpt__runs_again(ctx) ((ctx)->runs_again)
+#endif
 
 /* ==== Op calls ==== */
 
@@ -215,6 +280,10 @@ typedef struct {
     mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
     int n_temporary;
     mpt__record *record; /* forward: what it will leave */
+#ifndef MPTRAIN_NO_FRUGAL
+    mpt__record *twin; /* of the call that this one repeats */
+    bool skips;        /* nobody asks for its result */
+#endif
     /* backward */
     mpt__tensor *const *dy;    /* NULL: no gradient came */
     mpt__tensor *const *saved; /* NULL: absent */
@@ -349,13 +418,6 @@ typedef struct {
     uint16_t sum_slot, count_slot;
 } mpt__metric;
 
-/* Counters that mpt_clear_error takes back to the last completed optimizer step. */
-typedef struct {
-    int64_t step, updates; /* steps begun; optimizer steps completed */
-    uint64_t draws;        /* mpt_rand, mpt_randn */
-    uint64_t module_calls; /* mpt_dropout, in this step */
-} mpt__counters_state;
-
 struct mpt_context {
     mpt__base base; /* first: rooms below know only this */
     mpt_config config;
@@ -394,6 +456,11 @@ struct mpt_context {
     mpt__record *free_record, *dying_record;
     bool releasing_records;
     uint32_t walk_mark;
+#ifndef MPTRAIN_NO_FRUGAL
+    mpt__region *region, *free_region, *regions; /* under way; free ones; all that were made */
+    uint32_t region_count;                       /* begun so far */
+    bool runs_again;
+#endif
 
     mpt__scoped *scoped; /* tensors made in open scopes, in order */
     int64_t scoped_count, scoped_capacity;

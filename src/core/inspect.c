@@ -224,7 +224,7 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
     if (!mpt__enter(ctx, "mpt_metric_push")) return mpt__status_of(ctx);
     if (!name) return mpt__error(ctx, ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(ctx, value, "value");
-    if (!found) return ctx->base.status;
+    if (!found || mpt__runs_again(ctx)) return ctx->base.status;
     if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
         return mpt__error(
             ctx, SHAPE, "expected one float element, got %D %S", found->dtype, &found->shape);

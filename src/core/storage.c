@@ -693,6 +693,9 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *ctx, uint32_t id, 
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
     storage->live = 1;
+#ifndef MPTRAIN_NO_FRUGAL
+    storage->made = ctx->region_count;
+#endif
     mpt__account(&ctx->base, kind, storage->held);
 }
 
@@ -736,6 +739,15 @@ static uint32_t mpt__storage_wrap(mpt_context *ctx, void *data, int64_t bytes) {
     storage->live = 1;
     return id;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__region_read(ctx) ((void)0)
+#else
+/* Something outside the graph reads what the regions under way make. */
+static void mpt__region_read(mpt_context *ctx) {
+    for (mpt__region *region = ctx->region; region; region = region->above) region->whole = true;
+}
+#endif
 
 /* A replay, or who else does as one, wrote a storage: masters that agreed with it still do. */
 static void mpt__values_replayed(mpt_context *ctx, uint32_t storage) {
@@ -785,6 +797,7 @@ static mpt_status mpt__download(
         return mpt__error(ctx, STATE,
             "a captured step cannot wait for values; call mpt_metric_push in it, and "
             "mpt_metric_mean or mpt_item after it");
+    mpt__region_read(ctx);
     mpt__backend *backend = &ctx->backend;
     mpt_status status = backend->download(
         backend->self, destination, (char *)ctx->data[storage] + byte_offset, (size_t)bytes);

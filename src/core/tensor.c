@@ -63,6 +63,38 @@ static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
     return true;
 }
 
+/* Makes more records. They never move. */
+static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
+    int64_t first = ctx->record_count, need = first + MPT__RECORD_CHUNK;
+    if (!mpt__room(ctx, ctx->records, ctx->record_capacity, need)) return false;
+    mpt__record *chunk = (mpt__record *)mpt__host_new(ctx, MPT__RECORD_CHUNK * sizeof(mpt__record));
+    if (!chunk) return false;
+    ctx->record_count += MPT__RECORD_CHUNK;
+    for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
+        ctx->records[first + i] = &chunk[i];
+        chunk[i].number = (uint32_t)(first + i);
+        chunk[i].next = ctx->free_record;
+        if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
+    }
+    return true;
+}
+
+/* A record that the caller fills in; NULL on error. */
+static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
+    mpt__record *record = ctx->free_record;
+    if (!record) {
+        if (!mpt__records_grow(ctx)) return NULL;
+        record = ctx->free_record;
+    }
+    ctx->free_record = record->next;
+#ifndef MPTRAIN_NO_FRUGAL
+    record->region = NULL;
+    record->inner = NULL;
+    record->asks = 0;
+#endif
+    return record;
+}
+
 /* A tensor's end lets go of the record that made it, a record's end of its inputs. */
 static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor);
 static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
@@ -81,6 +113,48 @@ static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *ctx, mpt__record *
     }
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The calls of a region, and of those in it, are its no more; nor is it needed. */
+static void mpt__region_free(mpt_context *ctx, mpt__region *region) {
+    for (mpt__record *call = region->first, *after; call; call = after) {
+        after = call->after;
+        if (call->inner) mpt__region_free(ctx, call->inner);
+        call->region = NULL;
+        if (!call->live) mpt__record_spare(ctx, call);
+    }
+    region->next = ctx->free_region;
+    ctx->free_region = region;
+}
+
+/* One thing less needs a region. Those within another stay with it, as their calls are repeated
+   with its own. */
+static void mpt__region_less(mpt_context *ctx, mpt__region *region) {
+    while (region && --region->live == 0) {
+        mpt__region *above = region->above;
+        mpt__record *head = region->head;
+        mpt__record_unsave(ctx, head);
+        if (!above) {
+            mpt__region_free(ctx, region);
+            mpt__record_spare(ctx, head);
+        }
+        region = above;
+    }
+}
+
+/* Backward will not come to a record of a region any more. */
+static void mpt__region_leave(mpt_context *ctx, mpt__record *record) {
+    if (!(record->asks & MPT__ASKS_OPEN)) return;
+    record->asks &= (uint8_t) ~(MPT__ASKS_OPEN | MPT__ASKS_HOLES);
+    mpt__region_less(ctx, record->region);
+}
+
+/* The calls that give what is read must not be left out when their region runs again. */
+static void mpt__ask_always(mpt__tensor *const *in, int n_in) {
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && in[i]->record) in[i]->record->asks |= MPT__ASKS_ALWAYS;
+}
+#endif
+
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
 static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *record) {
@@ -91,12 +165,21 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *rec
     ctx->releasing_records = true;
     while ((record = ctx->dying_record) != NULL) {
         ctx->dying_record = record->next;
+#ifndef MPTRAIN_NO_FRUGAL
+        if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+#endif
         if (record->n_saved > 0) mpt__record_unsave(ctx, record);
         for (int i = 0; i < record->n_in; i++) {
             mpt__tensor *input = record->in[i];
             if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
         }
         record->live = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+        if (record->region) {
+            mpt__region_leave(ctx, record);
+            continue;
+        }
+#endif
         mpt__record_spare(ctx, record);
     }
     ctx->releasing_records = false;

@@ -244,6 +244,7 @@ mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *ctx = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(ctx);
+    mpt__region_read(ctx);
     int flags = MPT__KEPT | (ctx->inference_depth ? MPT__INFERENCE : 0);
     return mpt__handle(ctx, mpt__tensor_outside(ctx, found, flags));
 }

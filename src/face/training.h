@@ -195,6 +195,11 @@ MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate
 /* Inside autocast, this module and its children run in `dtype`. MPT_F32: casting is off, and what
    comes in half meets the fp32 weights in fp32. */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
+/* From now on forwards of the module are run again by backward, as by mpt_recompute_call: with
+   parts = 1 as a whole, of mpt_sequential also in more parts of about as many children each, of
+   which backward holds one at a time: with n equal children about sqrt(n) parts take least memory.
+   0: no more. Modules may lie in each other. Hooks in it, too, are called again. */
+MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose

@@ -117,11 +117,12 @@ static mpt_status mpt__hook_output(
     mpt_status status = mpt_op_apply(mpt__hook_op(ctx), &out[i], 1, &seen, 1);
     ctx->base.op = "mpt_forward";
     if (status != MPT_OK) return status;
-    mpt__attributes *attributes = &mpt__live(ctx, seen)->record->attributes;
-    attributes->index[MPT__HOOK_SLOT] = module->id.slot;
-    attributes->index[MPT__HOOK_GENERATION] = module->id.generation;
-    attributes->index[MPT__HOOK_OUTPUT] = i;
     out[i] = seen;
+    mpt__record *record = mpt__live(ctx, seen)->record;
+    if (!record) return MPT_OK; /* in backward, which runs its forward again */
+    record->attributes.index[MPT__HOOK_SLOT] = module->id.slot;
+    record->attributes.index[MPT__HOOK_GENERATION] = module->id.generation;
+    record->attributes.index[MPT__HOOK_OUTPUT] = i;
     return MPT_OK;
 }
 

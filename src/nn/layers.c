@@ -174,6 +174,9 @@ struct mpt__module {
     mpt__layer_run run;    /* NULL: its op is all */
     mpt__hooks *hooks;     /* NULL: nobody looks */
     bool noticed;          /* its first forward in training looked for a bias before it */
+#ifndef MPTRAIN_NO_FRUGAL
+    int recompute; /* mpt_recompute_module: in so many parts; 0: not */
+#endif
 };
 
 /* ==== Handles ==== */

@@ -697,9 +697,24 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 MPT__END_REGION
 /* ==== Forward ==== */
 
-/* Number of a module's dropout call in this step. The count at the last completed optimizer step is
-   remembered for mpt_clear_error. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__dropout_again(ctx, module) 0
+#else
+/* The number that a dropout call of the module had which backward makes again, by its twin: the
+   next one with the module's stream. */
+static uint64_t mpt__dropout_again(const mpt_context *ctx, const mpt__module *module) {
+    for (const mpt__record *twin = ctx->region->at; twin; twin = twin->after)
+        for (int at = 0; at < 2 && !twin->inner; at++) /* of dropout; of attention */
+            if ((uint64_t)twin->attributes.index[at] == module->path_hash)
+                return (uint64_t)twin->attributes.index[at + 1];
+    return 0;
+}
+#endif
+
+/* Number of a dropout call of the module in this step. What the count was at the last completed
+   optimizer step is remembered for mpt_clear_error. */
 static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
+    if (mpt__runs_again(ctx)) return mpt__dropout_again(ctx, module);
     if (module->updates != ctx->now.updates) {
         module->updates = ctx->now.updates;
         module->committed = module->draws;
@@ -808,7 +823,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
 
 /* Runs a module of one input and output; `activation` follows a linear layer, relu also a batch
    norm. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_plainly(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
     int autocast_depth = ctx->autocast_depth;
     mpt__module_begin(ctx, module);
@@ -825,15 +840,53 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
     return out;
 }
 
-/* Children in order. A linear layer takes the activation that follows into its own call, a batch
-   norm and a convolution a relu, unless one of the two has a hook. What passes between children
-   goes as soon as the next one has it, unless a user's forward or hook in the tree may have put it
-   by. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
-    mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__module_run mpt__module_plainly
+#define mpt__recomputed(ctx, module) false
+#else
+
+/* Whether a module's forward leaves nothing to backward but its inputs. */
+#define mpt__recomputed(ctx, module) \
+    (MPT__UNLIKELY((module)->recompute != 0) && mpt__regions(ctx))
+
+static mpt_status mpt__recompute_run(
+    mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out);
+
+/* A forward of a module that is to be recomputed: all of it, or children `child` to `end`. */
+static mpt__region mpt__recompute_of(const mpt__module *module) {
+    mpt__region what;
+    mpt__zero(what);
+    what.run = mpt__recompute_run;
+    what.slot = module->id.slot, what.generation = module->id.generation;
+    return what;
+}
+
+static MPT__NOINLINE mpt__tensor *mpt__recompute_one(
+    mpt_context *ctx, mpt__region *what, mpt__tensor *x) {
+    mpt_tensor in = mpt__handle(ctx, x), out = mpt__null(ctx);
+    return mpt__region_run(ctx, what, &in, 1, &out, 1) == MPT_OK ? mpt__live(ctx, out) : NULL;
+}
+
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
+    mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
+    if (!mpt__recomputed(ctx, module) || module->recompute > 1)
+        return mpt__module_plainly(ctx, module, x, activation);
+    mpt__region what = mpt__recompute_of(module);
+    what.activation = activation;
+    return mpt__recompute_one(ctx, &what, x);
+}
+#endif
+
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
+   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
+   a handle of it by. From child *at on to about `end`; *at is then the next one. */
+static MPT__NOINLINE mpt__tensor *mpt__sequential_part(
+    mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(ctx, module)->watched;
-    for (int64_t i = 0; i < module->child_count && now; i++) {
+    int64_t i = *at;
+    for (; i < end && now; i++) {
         mpt__module *child = mpt__module_slot(ctx, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
         bool linear = child->layer == MPT__LAYER_linear;
@@ -851,10 +904,59 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
         if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
         now = out;
     }
+    *at = i;
     return now;
 }
 
-/* What both calls do. What layers alone make comes as *made, not in out. */
+#ifndef MPTRAIN_NO_FRUGAL
+/* Children in as many parts as asked for, each of them recomputed. */
+static mpt__tensor *mpt__sequential_parts(mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+    const int64_t count = module->child_count, parts = module->recompute;
+    mpt__tensor *now = x;
+    bool watched = mpt__module_root(ctx, module)->watched;
+    for (int64_t at = 0; at < count && now;) {
+        mpt__region what = mpt__recompute_of(module);
+        what.child = at;
+        what.end = ((at * parts / count + 1) * count + parts - 1) / parts;
+        mpt__tensor *out = mpt__recompute_one(ctx, &what, now);
+        if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
+        now = out;
+        at = what.end;
+    }
+    return now;
+}
+#endif
+
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
+    mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+    int64_t at = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__recomputed(ctx, module) && module->recompute > 1)
+        return mpt__sequential_parts(ctx, module, x);
+#endif
+    return mpt__sequential_part(ctx, module, x, &at, module->child_count);
+}
+
+/* A module's forward, its state put in force but not taken back. What is made by layers alone comes
+   as *made, not in out. */
+static void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
+    int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
+    if (found->cls.forward) {
+        mpt__module_begin(ctx, found);
+        mpt__user_forward_call(ctx, found, in, n_in, out, n_out);
+    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+        mpt__module_begin(ctx, found);
+        out[0] = found->run(ctx, found, in[0], in[1], false);
+    } else if (n_in != 1 || n_out != 1) {
+        mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
+            found->cls.name, n_in, n_out);
+    } else {
+        mpt__tensor *x = mpt__slot(ctx, in[0].slot);
+        *made = mpt__module_plainly(ctx, found, x, MPT_ACTIVATION_NONE);
+    }
+}
+
+/* What both calls below do. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
     int n_out, mpt__tensor **made) {
     if (in) mpt__lend(module, mpt__context_of(in, n_in));
@@ -871,18 +973,13 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
     uint64_t path_hash = ctx->path_hash;
     bool training = ctx->module_training;
     int autocast_depth = ctx->autocast_depth;
-    if (found->cls.forward) {
-        mpt__module_begin(ctx, found);
-        mpt__user_forward_call(ctx, found, in, n_in, out, n_out);
-    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
-        mpt__module_begin(ctx, found);
-        out[0] = found->run(ctx, found, in[0], in[1], false);
-    } else if (n_in != 1 || n_out != 1) {
-        mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
-            found->cls.name, n_in, n_out);
-    } else {
-        *made = mpt__module_run(ctx, found, mpt__slot(ctx, in[0].slot), MPT_ACTIVATION_NONE);
-    }
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__recomputed(ctx, found) && found->recompute == 1) {
+        mpt__region what = mpt__recompute_of(found);
+        mpt__region_run(ctx, &what, in, n_in, out, n_out);
+    } else
+#endif
+        mpt__forward_plainly(ctx, found, in, n_in, out, n_out, made);
     if (!above) mpt__wait_no_more(ctx);
     ctx->autocast_depth = autocast_depth;
     ctx->path = path;
@@ -891,6 +988,86 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
     ctx->module_training = training;
     return ctx->base.status;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+
+MPT__BEGIN_ABSENT
+static mpt_status mpt__frugal_missing(mpt_context *ctx, const char *call) {
+    return mpt__absent(ctx, call, "activation checkpointing (MPTRAIN_NO_FRUGAL)");
+}
+mpt_status mpt_recompute_module(mpt_module module, int parts) {
+    return mpt__frugal_missing(module.context, "mpt_recompute_module");
+}
+mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
+    const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+    return mpt__frugal_missing(ctx, "mpt_recompute_call");
+}
+bool mpt_is_recomputing(mpt_context *ctx) { return false; }
+MPT__END_ABSENT
+
+#else
+
+/* What a region runs, the first time and again. */
+static mpt_status mpt__recompute_run(
+    mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out) {
+    mpt__tensor *made = NULL;
+    int64_t at = region->child;
+    if (region->fn) {
+        MPT__PLAIN_FLOATS;
+        mpt_status status = region->fn(ctx, region->user, in, region->n_in, out, region->n_out);
+        ctx->base.op = "mpt_recompute_call";
+        if (mpt__ok(ctx) && status != MPT_OK)
+            mpt__error_of(ctx, status, "the function reported: %s", mpt_status_name(status));
+        for (int i = 0; i < region->n_out && mpt__ok(ctx); i++) mpt__at(ctx, out[i], "output");
+        return ctx->base.status;
+    }
+    mpt__module *module = (mpt__module *)mpt__object_at(
+        ctx, MPT__MODULE, ctx, region->slot, region->generation);
+    if (!module) return ctx->base.status;
+    if (region->end)
+        made = mpt__sequential_part(ctx, module, mpt__live(ctx, in[0]), &at, region->end);
+    else if (region->activation)
+        made = mpt__module_plainly(ctx, module, mpt__live(ctx, in[0]), region->activation);
+    else
+        mpt__forward_plainly(ctx, module, in, region->n_in, out, region->n_out, &made);
+    if (region->end) region->end = at; /* one more, where that is part of the last one's call */
+    if (made) out[0] = mpt__handle(ctx, made);
+    return ctx->base.status;
+}
+
+mpt_status mpt_recompute_module(mpt_module module, int parts) {
+    mpt__module *found = mpt__module_enter(module, "mpt_recompute_module");
+    if (!found) return mpt__status_of(module.context);
+    bool parted = found->layer == MPT__LAYER_sequential;
+    if (parts < 0 || found->layer == MPT__LAYER_list || (parts > 1 && !parted))
+        return mpt__error(module.context, ARGUMENT,
+            "%d parts of a %s: expected 0 or 1, of mpt_sequential more, too; a list has no "
+            "forward of its own",
+            parts, found->cls.name);
+    found->recompute = parts;
+    return MPT_OK;
+}
+
+mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
+    const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+    if (!ctx && in) ctx = mpt__context_of(in, n_in);
+    if (ctx && out) mpt__outputs_null(ctx, out, n_out);
+    if (!mpt__enter(ctx, "mpt_recompute_call")) return mpt__status_of(ctx);
+    if (!fn || !in || !out || n_in < 1 || n_out < 1)
+        return mpt__error(ctx, ARGUMENT, "expected a function, and one input and output at least");
+    for (int i = 0; i < n_in; i++)
+        if (!mpt__at(ctx, in[i], "input")) return ctx->base.status;
+    mpt__region what;
+    mpt__zero(what);
+    what.run = mpt__recompute_run, what.fn = fn, what.user = user;
+    what.n_in = n_in, what.n_out = n_out;
+    return mpt__regions(ctx) ? mpt__region_run(ctx, &what, in, n_in, out, n_out)
+                             : mpt__recompute_run(ctx, &what, in, out);
+}
+
+bool mpt_is_recomputing(mpt_context *ctx) { return ctx && ctx->runs_again; }
+
+#endif
 
 mpt_status mpt_forward_n(
     mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {

@@ -144,19 +144,20 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
     return mpt__submit(frame->context, launch);
 }
 
-/* Whether the log-probabilities come from a log_softmax over classes that nothing else reads. Then
-   both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
-   log_softmax's input, whose record finds no gradient and does nothing. */
-static bool mpt__nll_fuses(const mpt__tensor *x) {
-    if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
+/* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
+   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
+   the log_softmax's own input. Its record finds no gradient and does nothing. */
+static bool mpt__nll_fuses(mpt_context *ctx, const mpt__tensor *x) {
     const mpt__record *below = x->record;
+    if (!below || x->nodes != 1 || !mpt__tensor_contiguous(x)) return false;
     return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
-        !below->done && !below->grad[0] && below->saved[0] == x;
+        !below->done && !below->grad[0] && mpt__still_saved(ctx, below) &&
+        (below->saved[0] == x || mpt__was_region(below));
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
-    bool fuses = mpt__nll_fuses(x);
+    bool fuses = mpt__nll_fuses(frame->context, x);
     mpt__frame below, *target = frame;
     if (fuses) {
         below.context = frame->context;
@@ -169,7 +170,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
     mpt__tensor *dx = mpt__gradient_into(target, 0, &access);
     if (!dx) return frame->context->base.status;
     return mpt__nll_gradient(frame, fuses ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD,
-        fuses ? x : NULL, NULL, dx, access);
+        fuses ? x->record->saved[0] : NULL, NULL, dx, access);
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {

@@ -241,7 +241,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (given) mpt__reads(launch, 8, dense[3]);
     if (variance) mpt__writes(launch, 8, variance);
     mpt_status status = mpt__submit(ctx, launch);
-    if (status != MPT_OK || !variance) return status;
+    if (status != MPT_OK || !variance || mpt__runs_again(ctx)) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
     mpt__batch_statistics measured = {

@@ -302,6 +302,7 @@ static bool mpt__queue_open(mpt_context *ctx) {
             "steps nor recordings can repeat it");
     if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
     mpt__wait_no_more(ctx);
+    mpt__region_read(ctx);
     return mpt__ok(ctx);
 }
 
