@@ -705,7 +705,6 @@ static mpt_status f_varies(
         if (*kind == 3) return MPT_ERROR_IO;
     }
     out[0] = mpt_silu(y);
-    if (*kind == 4) mpt_scope_begin(c);
     return MPT_OK;
 }
 
@@ -721,7 +720,7 @@ TEST(errors_are_named) {
     mpt_tensor x = leaf(c, MPT_SHAPE(3, 4)), other = mpt_keep(mpt_ones(c, MPT_F32, MPT_SHAPE(4)));
     mpt_tensor y;
     CHECK_EQ_INT(mpt_recompute_call(c, f_writes, &other, &x, 1, &y, 1), MPT_ERROR_STATE);
-    CHECK_CONTAINS(mpt_error(c), "changed twice");
+    CHECK_CONTAINS(mpt_error(c), "from outside twice");
     mpt_clear_error(c);
     mpt_no_grad_begin(c); /* where it runs once */
     CHECK_EQ_INT(mpt_recompute_call(c, f_writes, &other, &x, 1, &y, 1), MPT_OK);
@@ -733,16 +732,10 @@ TEST(errors_are_named) {
         mpt_recompute_call(c, f_varies, &kind, &x, 1, &y, 1);
         CHECK(mpt_backward(square(y)) != MPT_OK);
         if (kind < 3) CHECK_CONTAINS(mpt_error(c), says[kind]);
-        CHECK_CONTAINS(mpt_error(c), "while backward ran the forward again");
+        CHECK_CONTAINS(mpt_error(c), "backward ran a forward again");
         mpt_clear_error(c);
         mpt_step_end(c);
     }
-    int kind = 4;
-    mpt_step_begin(c);
-    CHECK_EQ_INT(mpt_recompute_call(c, f_varies, &kind, &x, 1, &y, 1), MPT_ERROR_STATE);
-    CHECK_CONTAINS(mpt_error(c), "other scopes");
-    mpt_clear_error(c);
-    mpt_step_end(c);
     for (int which = 0; which < 3; which++) { /* what it reads changes, its input, or ends */
         mpt_step_begin(c);
         mpt_tensor z = mpt_mul_scalar(x, 2), extra = mpt_mul_scalar(other, 0.5);

@@ -1,11 +1,10 @@
 /* ----
  * core/region.c: parts of a forward that keep nothing for backward, which runs them again.
  *
- * The calls of a region leave records as others do, so backward takes the same way and forms the
- * same sums; only what they save is not held. When backward comes to such a record, the region's
- * forward runs again from its inputs, each call beside its twin, the record that it left, and gives
- * that one what it saves. Calls whose results nobody asks for are left out. A region in another is
- * one of its calls: its inputs are among what the run of the outer one gives back.
+ * Calls of a region leave records as others do, so backward goes the same way and forms the same
+ * sums; but what they save is not held. At the first such record the region's forward runs again,
+ * each call beside its twin, the record that it left, and gives that one what it saves. Calls whose
+ * results nobody asks for are left out. A region in another is one of its calls.
  * ---- */
 #ifndef MPT__CORE_REGION_INCLUDED
 #define MPT__CORE_REGION_INCLUDED
@@ -32,9 +31,8 @@ static MPT__COLD mpt_status mpt__region_differs(
     mpt_context *ctx, const char *came, const mpt__record *twin) {
     const char *was = twin ? ctx->ops[twin->op].name : "its end";
     return mpt__error(ctx, STATE,
-        "the second run is another than the first: %s came where %s was; under "
-        "mpt_recompute_module and mpt_recompute_call a forward makes the same calls each time",
-        came, twin && twin->inner ? "a recomputed part" : was);
+        "%s came where %s was: a recomputed forward makes the same calls each time", came,
+        twin && twin->inner ? "a recomputed part" : was);
 }
 
 /* The twin of a call that begins in a repeated run: of that op, or (0) a region. */
@@ -134,8 +132,7 @@ static MPT__COLD void mpt__region_write(mpt_context *ctx, uint32_t storage) {
     mpt__region_read(ctx);
     if (ctx->storages[storage].made < ctx->region->number)
         mpt__error(ctx, STATE,
-            "a tensor from outside would be changed twice in a forward that backward runs again "
-            "(mpt_recompute_module, mpt_recompute_call): do it before or after");
+            "a recomputed forward would change a tensor from outside twice: do it before or after");
 }
 
 /* ==== Runs ==== */
@@ -143,6 +140,11 @@ static MPT__COLD void mpt__region_write(mpt_context *ctx, uint32_t storage) {
 /* Whether a forward that is to be repeated leaves something to backward. */
 static bool mpt__regions(const mpt_context *ctx) {
     return !ctx->no_grad_depth && !ctx->inference_depth;
+}
+
+static void mpt__region_note(const mpt_context *ctx, mpt__region *region) {
+    region->path = ctx->path, region->module = ctx->module, region->path_hash = ctx->path_hash;
+    region->training = ctx->module_training, region->now = ctx->now;
 }
 
 /* A region about to run for the first time: it holds its inputs, unless it is in another. */
@@ -154,20 +156,17 @@ static mpt__region *mpt__region_new(
     if (region) {
         ctx->free_region = region->next;
         older = region->older;
-    } else if ((region = (mpt__region *)mpt__host_new(ctx, sizeof *region)) != NULL) {
-        ctx->regions = region;
     } else {
-        mpt__record_spare(ctx, head);
-        return NULL;
+        region = (mpt__region *)mpt__host_new(ctx, sizeof *region);
+        if (!region) return mpt__record_spare(ctx, head), NULL;
+        ctx->regions = region;
     }
     *region = *what;
     region->older = older, region->above = ctx->region, region->head = head;
     region->live = 1;
     region->number = ++ctx->region_count;
     region->autocast = ctx->autocast[ctx->autocast_depth];
-    region->training = ctx->module_training;
-    region->path = ctx->path, region->module = ctx->module, region->path_hash = ctx->path_hash;
-    region->now = ctx->now;
+    mpt__region_note(ctx, region);
     head->op = 0;
     head->inner = region;
     head->live = head->done = head->n_out = 0;
@@ -213,8 +212,7 @@ static mpt_status mpt__region_return(mpt_context *ctx, const mpt_tensor *out, in
 static mpt_status mpt__region_forward(mpt_context *ctx, mpt__region *region, mpt__region *what,
     const mpt_tensor *in, mpt_tensor *out) {
     mpt__region *above = ctx->region;
-    const int scopes = ctx->scope_depth, autocasts = ctx->autocast_depth;
-    const int no_grads = ctx->no_grad_depth, recomputes = ctx->recompute_depth;
+    const int recomputes = ctx->recompute_depth;
     if (mpt__scope_open(ctx) != MPT_OK) return ctx->base.status;
     region->at = region->first;
     region->seen[ctx->runs_again] = 0;
@@ -223,18 +221,13 @@ static mpt_status mpt__region_forward(mpt_context *ctx, mpt__region *region, mpt
     what->run(ctx, what, in, out);
     mpt__wait_no_more(ctx);
     ctx->region = above;
-    bool balanced = ctx->scope_depth == scopes + 1 && ctx->autocast_depth == autocasts &&
-        ctx->no_grad_depth == no_grads && ctx->recompute_depth == 0;
     ctx->recompute_depth = recomputes;
     if (!mpt__ok(ctx)) return ctx->base.status;
-    if (!balanced)
-        return mpt__error(ctx, STATE,
-            "a recomputed forward ends with other scopes or regions open than it began with");
     if (ctx->runs_again && region->at) return mpt__region_differs(ctx, "its end", region->at);
     if (ctx->runs_again && region->seen[0] != region->seen[1])
         return mpt__error(ctx, STATE,
-            "backward runs this forward again, but what that reads has changed since (mpt_write, "
-            "an op in place, an optimizer step); do that after mpt_backward");
+            "what a recomputed forward reads has changed since (mpt_write, an op in place, an "
+            "optimizer step); do that after mpt_backward");
     return mpt__region_return(ctx, out, region->n_out);
 }
 
@@ -243,8 +236,8 @@ static mpt_status mpt__region_run(mpt_context *ctx, mpt__region *what, const mpt
     int n_in, mpt_tensor *out, int n_out) {
     if (n_in > MPT__USER_INPUTS || n_out > MPT__USER_INPUTS)
         return mpt__error(ctx, UNSUPPORTED,
-            "%d inputs and %d outputs of a recomputed forward: expected at most %d of each", n_in,
-            n_out, (int)MPT__USER_INPUTS);
+            "a recomputed forward of %d inputs and %d outputs: expected at most %d", n_in, n_out,
+            (int)MPT__USER_INPUTS);
     what->n_in = n_in, what->n_out = n_out;
     bool again = ctx->runs_again;
     mpt__region *region =
@@ -291,48 +284,35 @@ static bool mpt__region_inputs(mpt_context *ctx, const mpt__region *region, mpt_
     return true;
 }
 
-/* An error of a repeated run says so. */
-static MPT__COLD void mpt__region_failed(mpt_context *ctx, const mpt__region *region) {
-    const size_t length = strlen(ctx->base.message);
-    mpt__format_text(ctx->base.message + length, sizeof ctx->base.message - length,
-        " (while backward ran the forward%s%s again)", region->path ? " in " : "",
-        region->path ? ctx->paths[region->path] : "");
+/* Puts another state in force, and the one of now in its place. */
+static void mpt__region_swap(mpt_context *ctx, mpt__region *state) {
+    const mpt__region then = *state;
+    mpt__region_note(ctx, state);
+    ctx->path = then.path, ctx->module = then.module, ctx->path_hash = then.path_hash;
+    ctx->module_training = then.training, ctx->now = then.now;
+    ctx->runs_again = !ctx->runs_again;
 }
 
-/* Runs a region as it ran before: in the state of then, which it leaves as it is now. */
-static mpt_status mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
-    const mpt__counters_state now = ctx->now;
-    const uint64_t path_hash = ctx->path_hash;
-    const uint32_t path = ctx->path, module = ctx->module;
+/* Runs a region again, in the state of then. */
+static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
     const int no_grads = ctx->no_grad_depth, inferences = ctx->inference_depth;
     const int autocasts = ctx->autocast_depth, scopes = ctx->scope_depth;
-    const bool training = ctx->module_training, again = ctx->runs_again;
-    mpt__region *above = ctx->region;
+    mpt__region state = *region;
     mpt_tensor in[MPT__USER_INPUTS], out[MPT__USER_INPUTS];
-    if (mpt__scope_open(ctx) != MPT_OK) return ctx->base.status;
+    if (mpt_scope_begin(ctx) != MPT_OK) return;
     ctx->no_grad_depth = ctx->inference_depth = 0;
-    ctx->now.step = region->now.step, ctx->now.draws = region->now.draws;
-    ctx->now.module_calls = region->now.module_calls;
-    ctx->path = region->path, ctx->module = region->module, ctx->path_hash = region->path_hash;
-    ctx->module_training = region->training;
     ctx->launch.op_record = 0;
-    ctx->region = NULL;
-    ctx->runs_again = true;
     for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
+    mpt__region_swap(ctx, &state);
     if (mpt_autocast_begin(ctx, (mpt_dtype)region->autocast) == MPT_OK &&
         mpt__region_inputs(ctx, region, in))
         mpt__region_forward(ctx, region, region, in, out);
-    ctx->runs_again = again;
-    ctx->region = above;
+    mpt__region_swap(ctx, &state);
     ctx->launch.phase = MPT__BACKWARD;
     ctx->base.op = "mpt_backward";
     mpt__scope_drop(ctx, ctx->scope_start[ctx->scope_depth = scopes]);
-    ctx->now = now;
     ctx->no_grad_depth = no_grads, ctx->inference_depth = inferences;
     ctx->autocast_depth = autocasts;
-    ctx->path = path, ctx->module = module, ctx->path_hash = path_hash;
-    ctx->module_training = training;
-    return ctx->base.status;
 }
 
 /* Gives the calls of a region, and the regions in it, what they did not hold. */
@@ -341,7 +321,11 @@ static MPT__NOINLINE mpt_status mpt__region_fill(mpt_context *ctx, mpt__region *
         return ctx->base.status;
     region->fills = true;
     mpt__region_ask(region, true, false);
-    if (mpt__region_repeat(ctx, region) != MPT_OK) mpt__region_failed(ctx, region);
+    mpt__region_repeat(ctx, region);
+    if (mpt__ok(ctx)) return MPT_OK;
+    const size_t length = strlen(ctx->base.message);
+    mpt__format_text(ctx->base.message + length, sizeof ctx->base.message - length,
+        " (backward ran a forward again)");
     return ctx->base.status;
 }
 

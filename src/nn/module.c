@@ -845,14 +845,13 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_plainly(
 #define mpt__recomputed(ctx, module) false
 #else
 
-/* Whether a module's forward leaves nothing to backward but its inputs. */
 #define mpt__recomputed(ctx, module) \
     (MPT__UNLIKELY((module)->recompute != 0) && mpt__regions(ctx))
 
 static mpt_status mpt__recompute_run(
     mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out);
 
-/* A forward of a module that is to be recomputed: all of it, or children `child` to `end`. */
+/* All of a module, or its children from `child` to `end`. */
 static mpt__region mpt__recompute_of(const mpt__module *module) {
     mpt__region what;
     mpt__zero(what);
@@ -861,8 +860,7 @@ static mpt__region mpt__recompute_of(const mpt__module *module) {
     return what;
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__recompute_one(
-    mpt_context *ctx, mpt__region *what, mpt__tensor *x) {
+static mpt__tensor *mpt__recompute_one(mpt_context *ctx, mpt__region *what, mpt__tensor *x) {
     mpt_tensor in = mpt__handle(ctx, x), out = mpt__null(ctx);
     return mpt__region_run(ctx, what, &in, 1, &out, 1) == MPT_OK ? mpt__live(ctx, out) : NULL;
 }
