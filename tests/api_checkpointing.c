@@ -1,9 +1,11 @@
-/* api_checkpointing.c: forwards that backward runs again (mpt_recompute_module and
-   mpt_recompute_call): the same bits as without, in every precision, with any number of threads, captured or not; what
-   may not be run again is named; and memory is what it is for. */
+/* api_checkpointing.c: forwards that backward runs again: the same bits as without, in every
+   precision, with any number of threads, captured or not; what may not be run again is named; and
+   memory is what it is for. */
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
 #include "bits.h"
+
+#ifndef MPTRAIN_NO_FRUGAL
 
 static mpt_context *make_context(arena *a, int threads) {
     mpt_config config = mpt_config_default();
@@ -775,5 +777,20 @@ TEST_TABLE = {
     T(without_memory_for_it_the_step_can_be_repeated),
     T(errors_are_named),
 };
+
+#else
+
+TEST(told_to_be_absent) {
+    mpt_context *c = mpt_create(NULL);
+    CHECK_EQ_INT(mpt_recompute_module(mpt_nn_relu(c), 1), MPT_ERROR_UNSUPPORTED);
+    CHECK_CONTAINS(mpt_error(c), "MPTRAIN_NO_FRUGAL");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_recompute_call(c, NULL, NULL, NULL, 0, NULL, 0), MPT_ERROR_UNSUPPORTED);
+    CHECK(!mpt_is_recomputing(c));
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {T(told_to_be_absent)};
+#endif
 
 TEST_MAIN

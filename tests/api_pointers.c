@@ -151,6 +151,13 @@ CALL(autocast_policy, char, mpt_autocast_policy(to, (size_t)n))
 CALL(parameter_at, char, made(mpt_parameter_at(net, 0, to, (size_t)n)))
 CALL(module_at, char, mpt_module_at(net, 1, to, (size_t)n).slot ? 1 : -1)
 CALL(forward_n, mpt_tensor, status_of(mpt_forward_n(pair, &x, 1, to, (int)n)))
+static mpt_status rows_of(
+    mpt_context *context, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+    (void)context, (void)user, (void)n_in;
+    for (int i = 0; i < n_out; i++) out[i] = mpt_add_scalar(in[0], i);
+    return MPT_OK;
+}
+CALL(recompute_call, mpt_tensor, status_of(mpt_recompute_call(c, rows_of, NULL, &x, 1, to, (int)n)))
 CALL(op_apply, mpt_tensor, status_of(mpt_op_apply(pair_op, &x, 1, to, (int)n)))
 CALL(summary, char, mpt_summary(net, to, (size_t)n))
 CALL(histogram, int64_t, status_of(mpt_histogram(ones, -1, 1, to, (int)n)))
@@ -264,6 +271,9 @@ static const row rows[] = {
     {"mpt_parameter_at", "path", NAME, 1, 0, call_parameter_at, "", 0},
     {"mpt_module_at", "path", NAME, 1, 0, call_module_at, "", 0},
     {"mpt_forward_n", "out", FIXED, TENSORS, 2, call_forward_n, "", 0},
+#ifndef MPTRAIN_NO_FRUGAL
+    {"mpt_recompute_call", "out", COUNTED, TENSORS, 2, call_recompute_call, "", 0},
+#endif
     {"mpt_op_apply", "out", FIXED, TENSORS, 2, call_op_apply, "", 0},
     {"mpt_summary", "text", TEXT, 1, 0, call_summary, "", 0},
     {"mpt_histogram", "counts", COUNTED, 8, 4, call_histogram, "", 0},

@@ -118,6 +118,7 @@ static bool is_exempt(const char *function) {
                                         "mpt_plan",
                                         "mpt_largest_batch",
                                         "mpt_step_is_open", "mpt_step_number",
+                                        "mpt_is_recomputing",
                                         "mpt_valid",
                                         "mpt_autocast_policy",
                                         "mpt_get_counters",

@@ -33,6 +33,15 @@
 
 #define LAYER(function, made) NOWHERE(function, (made).slot == 0)
 
+#ifndef MPTRAIN_NO_FRUGAL
+static mpt_status first_of(mpt_context *context, void *user, const mpt_tensor *in, int n_in,
+                           mpt_tensor *out, int n_out) {
+    (void)context, (void)n_in, (void)n_out;
+    out[0] = mpt_add_scalar(in[0], 1.0);
+    return user ? MPT_ERROR_NUMERIC : MPT_OK;
+}
+#endif
+
 static mpt_status pass_on(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                           mpt_tensor *out, int n_out) {
     (void)self, (void)user;
@@ -267,6 +276,35 @@ TEST(module_trees) {
 #endif
     MODULE(mpt_set_dtype_policy, mpt_set_dtype_policy(h_, MPT_F32));
     CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
+#ifdef MPTRAIN_NO_FRUGAL
+    cover("mpt_recompute_module"), cover("mpt_recompute_call"), cover("mpt_is_recomputing");
+#else
+    MODULE(mpt_recompute_module, mpt_recompute_module(h_, 1));
+    CASE(mpt_recompute_module, ARGUMENT, "-1 parts of a sequential",
+         mpt_recompute_module(f.net, -1));
+    CASE(mpt_recompute_module, ARGUMENT, "2 parts of a relu: expected 0 or 1",
+         mpt_recompute_module(mpt_nn_relu(c), 2));
+    CASE(mpt_recompute_module, ARGUMENT, "a list has no forward", mpt_recompute_module(list, 1));
+    mpt_tensor many[9];
+    for (int i = 0; i < 9; i++) many[i] = f.x;
+    NOWHERE(mpt_recompute_call,
+            mpt_recompute_call(NULL, first_of, NULL, &f.nil, 1, out, 1) != MPT_OK);
+    CASE(mpt_recompute_call, ARGUMENT, "expected a function",
+         mpt_recompute_call(c, NULL, NULL, in, 1, out, 1));
+    CASE(mpt_recompute_call, ARGUMENT, "1 to 8 inputs",
+         mpt_recompute_call(c, first_of, NULL, in, 0, out, 1));
+    CASE(mpt_recompute_call, ARGUMENT, "and outputs",
+         mpt_recompute_call(c, first_of, NULL, in, 1, NULL, 1));
+    CASE(mpt_recompute_call, BAD_HANDLE, "another context",
+         mpt_recompute_call(c, first_of, NULL, &f.foreign, 1, out, 1));
+    CASE(mpt_recompute_call, ARGUMENT, "1 to 8 inputs and outputs",
+         mpt_recompute_call(c, first_of, NULL, many, 9, out, 1));
+    CASE(mpt_recompute_call, BAD_HANDLE, "output is a null handle",
+         mpt_recompute_call(c, first_of, NULL, in, 1, out, 2));
+    CASE(mpt_recompute_call, MPT_ERROR_NUMERIC, "the function reported",
+         mpt_recompute_call(c, first_of, c, in, 1, out, 1));
+    QUIET(mpt_is_recomputing, !mpt_is_recomputing(c) && !mpt_is_recomputing(NULL));
+#endif
     MODULE(mpt_summary, CHECK_EQ_INT(mpt_summary(h_, NULL, 0), 0));
     QUIET(mpt_summary, mpt_summary(f.net, path, sizeof path) > 100 && strlen(path) == 7);
     MODULE(mpt_histograms, CHECK_EQ_INT(mpt_histograms(h_, false, NULL, 0), 0));

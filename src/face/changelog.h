@@ -17,8 +17,9 @@
     modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
     (SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
     hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
-    a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
-    step and op where two runs part; nets as graphs; plans of the memory that a training takes.
+    activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
+    recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
+    that a training takes.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
     and pictures; reports.

@@ -109,7 +109,7 @@ that differs between them.
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
-    MPTRAIN_NO_FRUGAL    without what saves memory: dry runs
+    MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing
     MPTRAIN_NO_GRAPH     without captured steps
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
@@ -152,7 +152,9 @@ The log hears of a loop without steps, whose tensors become ever more. mpt_keep 
 outlives its step. mpt_wrap borrows memory, everything else copies.
 A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
 and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
-such as GELU: backward computes them again.
+such as GELU: backward computes them again. mpt_recompute_module(net, parts) spares all but the
+inputs of parts of the net, whose forwards backward runs again, to the same bits; mpt_plan tells
+which number of parts is enough.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.

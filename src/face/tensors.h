@@ -745,15 +745,15 @@ MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
-/* Least memory, for about a third more time: activation checkpointing (Chen et al. 2016,
-   torch.utils.checkpoint). fn of `in`, up to 8 tensors, gives `out`, up to 8; of what it makes
+/* Least memory, for up to a third more time: activation checkpointing (Chen et al. 2016,
+   torch.utils.checkpoint). fn of `in`, 1 to 8 tensors, gives `out`, as many; of what it makes
    nothing is kept for backward, which calls it again. Results and gradients have the bits that they
-   have without: the second time random numbers, autocast and modes are those of the first, and
-   statistics of batches, metrics and fp8 scales do not count again. What fn makes ends with it, but
-   for its outputs. Nestable; in steps that are captured, too; without effect where there is no
-   history. `user`, and tensors beside `in` that fn reads, have to stay until backward. An error:
-   other calls the second time, tensors from outside that fn writes, or that changed in between. See
-   mpt_recompute_module for layers. Builds with MPTRAIN_NO_FRUGAL have none of this: an error. */
+   have without: random numbers and autocast are those of the first time; statistics of batches and
+   metrics count once. What fn makes ends with it, but for its outputs. Nestable, also in captured
+   steps; without effect where there is no history. `user`, and tensors beside `in` that fn reads,
+   have to stay until backward. Errors: other calls the second time; tensors from outside that fn
+   changes, or that have changed since. Layers: mpt_recompute_module. Builds with MPTRAIN_NO_FRUGAL
+   have none of this: an error. */
 typedef mpt_status (*mpt_recompute_fn)(mpt_context *context, void *user, const mpt_tensor *in,
     int n_in, mpt_tensor *out, int n_out);
 MPTRAIN_API mpt_status mpt_recompute_call(mpt_context *context, mpt_recompute_fn fn, void *user,

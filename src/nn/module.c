@@ -1048,11 +1048,12 @@ mpt_status mpt_recompute_module(mpt_module module, int parts) {
 
 mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
     const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
-    if (!ctx && in) ctx = mpt__context_of(in, n_in);
-    if (ctx && out) mpt__outputs_null(ctx, out, n_out);
+    if (out) mpt__outputs_null(ctx, out, n_out);
     if (!mpt__enter(ctx, "mpt_recompute_call")) return mpt__status_of(ctx);
-    if (!fn || !in || !out || n_in < 1 || n_out < 1)
-        return mpt__error(ctx, ARGUMENT, "expected a function, and one input and output at least");
+    const int most = MPT__USER_INPUTS;
+    if (!fn || !in || !out || n_in < 1 || n_out < 1 || n_in > most || n_out > most)
+        return mpt__error(
+            ctx, ARGUMENT, "expected a function, and 1 to %d inputs and outputs", most);
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(ctx, in[i], "input")) return ctx->base.status;
     mpt__region what;
