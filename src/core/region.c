@@ -158,7 +158,8 @@ static mpt__region *mpt__region_new(
         older = region->older;
     } else {
         region = (mpt__region *)mpt__host_new(ctx, sizeof *region);
-        if (!region) return mpt__record_spare(ctx, head), NULL;
+        if (!region) mpt__record_spare(ctx, head);
+        if (!region) return NULL;
         ctx->regions = region;
     }
     *region = *what;

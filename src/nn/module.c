@@ -879,7 +879,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
    given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
    a handle of it by. From child *at on to about `end`; *at is then the next one. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_part(
+static mpt__tensor *mpt__sequential_part(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(ctx, module)->watched;
