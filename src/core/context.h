@@ -352,7 +352,7 @@ typedef struct {
 /* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
 #define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
 #define MPT__TENSOR_CHUNK 256
-#define MPT__RECORD_CHUNK 16
+#define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 24
