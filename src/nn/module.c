@@ -990,15 +990,15 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 #ifdef MPTRAIN_NO_FRUGAL
 
 MPT__BEGIN_ABSENT
-static mpt_status mpt__frugal_missing(mpt_context *ctx, const char *call) {
-    return mpt__absent(ctx, call, "activation checkpointing (MPTRAIN_NO_FRUGAL)");
+static mpt_status mpt__frugal_missing(mpt_context *ctx) {
+    return mpt__absent(ctx, "mpt_recompute", "it (MPTRAIN_NO_FRUGAL)");
 }
 mpt_status mpt_recompute_module(mpt_module module, int parts) {
-    return mpt__frugal_missing(module.context, "mpt_recompute_module");
+    return mpt__frugal_missing(module.context);
 }
 mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
     const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
-    return mpt__frugal_missing(ctx, "mpt_recompute_call");
+    return mpt__frugal_missing(ctx);
 }
 bool mpt_is_recomputing(mpt_context *ctx) { return false; }
 MPT__END_ABSENT
