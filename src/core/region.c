@@ -202,11 +202,15 @@ static mpt__region *mpt__region_again(mpt_context *ctx, const mpt_tensor *in, in
 
 /* Ends the scope of a region's run, but for its results. */
 static mpt_status mpt__region_return(mpt_context *ctx, const mpt_tensor *out, int n_out) {
-    mpt_tensor results[MPT__USER_INPUTS];
-    int count = 0;
-    for (int i = 0; i < n_out; i++)
-        if (out[i].slot) results[count++] = out[i];
-    return mpt_scope_return(ctx, results, count);
+    if (ctx->scope_depth == ctx->step_depth) return MPT_OK; /* the forward has ended it */
+    int64_t kept = ctx->scope_start[--ctx->scope_depth];
+    for (int i = 0; i < n_out; i++) {
+        const mpt__tensor *result = mpt__live(ctx, out[i]);
+        if (result) mpt__scope_keep(ctx, result, &kept);
+    }
+    mpt__scope_drop(ctx, kept);
+    if (ctx->scope_depth == 0) ctx->scoped_count = 0;
+    return MPT_OK;
 }
 
 /* Runs a region's forward; `what` says it, which is no more than that the first time. */
@@ -300,7 +304,7 @@ static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
     const int autocasts = ctx->autocast_depth, scopes = ctx->scope_depth;
     mpt__region state = *region;
     mpt_tensor in[MPT__USER_INPUTS], out[MPT__USER_INPUTS];
-    if (mpt_scope_begin(ctx) != MPT_OK) return;
+    if (mpt__scope_open(ctx) != MPT_OK) return;
     ctx->no_grad_depth = ctx->inference_depth = 0;
     ctx->launch.op_record = 0;
     for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);

@@ -668,6 +668,17 @@ static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *ctx) {
     return MPT_OK;
 }
 
+/* Puts a tensor of the innermost scope, if it is, behind what that has so far of those it keeps. */
+static void mpt__scope_keep(mpt_context *ctx, const mpt__tensor *tensor, int64_t *kept) {
+    for (int64_t at = *kept; at < ctx->scoped_count; at++) {
+        mpt__scoped entry = ctx->scoped[at];
+        if (entry.tensor != tensor || entry.generation != tensor->generation) continue;
+        ctx->scoped[at] = ctx->scoped[*kept];
+        ctx->scoped[(*kept)++] = entry;
+        break;
+    }
+}
+
 int64_t mpt_step_number(mpt_context *ctx) { return ctx ? ctx->now.step : 0; }
 
 #endif

@@ -49,13 +49,7 @@ mpt_status mpt_scope_return(mpt_context *ctx, const mpt_tensor *results, int cou
     for (int i = 0; i < count; i++) {
         const mpt__tensor *result = mpt__at(ctx, results[i], "result");
         if (!result) return ctx->base.status;
-        for (int64_t at = kept; at < ctx->scoped_count; at++) {
-            mpt__scoped entry = ctx->scoped[at];
-            if (entry.tensor != result || entry.generation != result->generation) continue;
-            ctx->scoped[at] = ctx->scoped[kept];
-            ctx->scoped[kept++] = entry;
-            break;
-        }
+        mpt__scope_keep(ctx, result, &kept);
     }
     return mpt__scope_close(ctx, kept - start);
 }
