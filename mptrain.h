@@ -132,7 +132,7 @@ that differs between them.
 	MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
 	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
-	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs
+	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing
 	MPTRAIN_NO_GRAPH     without captured steps
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
@@ -175,7 +175,9 @@ The log hears of a loop without steps, whose tensors become ever more. mpt_keep 
 outlives its step. mpt_wrap borrows memory, everything else copies.
 A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
 and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
-such as GELU: backward computes them again.
+such as GELU: backward computes them again. mpt_recompute_module(net, parts) spares all but the
+inputs of parts of the net, whose forwards backward runs again, to the same bits; mpt_plan tells
+which number of parts is enough.
 Memory returns to a pool; once each shape has been seen, a training step makes no call to the
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.
@@ -1376,6 +1378,22 @@ MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
+/* Least memory, for up to a third more time: activation checkpointing (Chen et al. 2016,
+   torch.utils.checkpoint). fn of `in`, 1 to 8 tensors, gives `out`, as many; of what it makes
+   nothing is kept for backward, which calls it again. Results and gradients have the bits that they
+   have without: random numbers and autocast are those of the first time; statistics of batches and
+   metrics count once. What fn makes ends with it, but for its outputs. Nestable, also in captured
+   steps; without effect where there is no history. `user`, and tensors beside `in` that fn reads,
+   have to stay until backward. Errors: other calls the second time; tensors from outside that fn
+   changes, or that have changed since. Layers: mpt_recompute_module. Builds with MPTRAIN_NO_FRUGAL
+   have none of this: an error. */
+typedef mpt_status (*mpt_recompute_fn)(mpt_context *context, void *user, const mpt_tensor *in,
+	int n_in, mpt_tensor *out, int n_out);
+MPTRAIN_API mpt_status mpt_recompute_call(mpt_context *context, mpt_recompute_fn fn, void *user,
+	const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
+/* Whether backward runs a forward again: what counts calls or shows values leaves that out then. */
+MPTRAIN_API bool mpt_is_recomputing(mpt_context *context);
+
 /* ==== Autocast =============================================================================== */
 
 /* Until the matching end, ops run in the precision of the policy table: matmul-like ones in
@@ -1585,6 +1603,11 @@ MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate
 /* Inside autocast, this module and its children run in `dtype`. MPT_F32: casting is off, and what
    comes in half meets the fp32 weights in fp32. */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
+/* From now on forwards of the module are run again by backward, as by mpt_recompute_call: with
+   parts = 1 as a whole, of mpt_sequential also in more parts of about as many children each, of
+   which backward holds one at a time: with n equal children about sqrt(n) parts take least memory.
+   0: no more. Modules may lie in each other. Hooks in it, too, are called again. */
+MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
@@ -20149,6 +20172,9 @@ typedef struct {
 	uint8_t source; /* mpt__storage_source */
 	uint8_t kind;   /* mpt_memory_kind */
 	uint8_t live;   /* 2: parameters that were here have moved away */
+#ifndef MPTRAIN_NO_FRUGAL
+	uint32_t made; /* ctx->region_count at that time */
+#endif
 } mpt__storage;
 
 /* Memory that several contexts have (core/share.c), and the storage that it is in one. */
@@ -20229,6 +20255,13 @@ typedef struct {
 
 /* ==== Tape ==== */
 
+/* Counters that mpt_clear_error takes back to the last completed optimizer step. */
+typedef struct {
+	int64_t step, updates; /* steps begun; optimizer steps completed */
+	uint64_t draws;        /* mpt_rand, mpt_randn */
+	uint64_t module_calls; /* mpt_dropout, in this step */
+} mpt__counters_state;
+
 #define MPT__USER_INPUTS 8 /* of user ops, and what they save */
 #define MPT__MAX_OUTPUTS 4
 #ifdef MPTRAIN_NO_RECURRENT
@@ -20300,7 +20333,62 @@ typedef struct mpt__record {
 	uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
 	mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
 	mpt__attributes attributes;
+#ifndef MPTRAIN_NO_FRUGAL
+	struct mpt__region *region, *inner;  /* whose call it is; which one it stands for; or NULL */
+	struct mpt__record *before, *after;  /* in the order of that region's calls */
+	uint8_t asks;                        /* of mpt__asks */
+	uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS]; /* of saved: number of the input, or .. */
+#endif
 } mpt__record;
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__in_region(ctx) false
+#define mpt__was_region(record) false
+#define mpt__runs_again(ctx) false
+#else
+enum { MPT__FROM_CALL = 254, MPT__FROM_OUTSIDE = 255 }; /* .. made by the call; held all along */
+
+typedef enum {
+	MPT__ASKS_GRADIENT = 1, /* the call left a record */
+	MPT__ASKS_OPEN = 2,     /* which backward may still need */
+	MPT__ASKS_HOLES = 4,    /* what it saved is not held */
+	MPT__ASKS_OWN = 8,      /* and cannot be had without the call */
+	MPT__ASKS_ALWAYS = 16,  /* no call may be left out: something else reads the result */
+	MPT__ASKS_NOW = 32      /* nor in the run to come */
+} mpt__asks;
+
+/* A part of a forward that backward runs again, as its calls keep nothing: core/region.c. */
+typedef struct mpt__region mpt__region;
+typedef mpt_status (*mpt__region_fn)(
+	mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out);
+struct mpt__region {
+	mpt__region_fn run;
+	int n_in, n_out;
+	uint32_t slot, generation; /* of the module whose forward it is, or .. */
+	mpt_recompute_fn fn;       /* .. the user's function */
+	void *user;
+	mpt_activation activation;
+	int64_t child, end;  /* of a sequential, behind the last one of which a run has come; 0: all */
+	mpt__region *above;  /* the one that it is a part of */
+	mpt__region *next;   /* of free ones */
+	mpt__region *older;  /* of all */
+	mpt__record *head;   /* has saved its inputs, and stands for it among the calls of `above` */
+	mpt__record *first, *last, *at; /* its calls; the one to come in a run under way */
+	int64_t live;        /* open records and regions in it, and its own forward */
+	bool whole;          /* what it makes is read, or changed, by others than its calls */
+	bool fills;          /* in the run under way its calls shall save again */
+	uint32_t number;     /* storages made in it have this one or a later one */
+	uint64_t seen[2];    /* what its calls found, in forward and now */
+	uint8_t autocast;
+	bool training;
+	uint32_t path, module;
+	uint64_t path_hash;
+	mpt__counters_state now;
+};
+#define mpt__in_region(ctx) MPT__UNLIKELY((ctx)->region != NULL)
+#define mpt__was_region(record) ((record)->region != NULL)
+#define mpt__runs_again(ctx) ((ctx)->runs_again)
+#endif
 
 /* ==== Op calls ==== */
 
@@ -20331,6 +20419,10 @@ typedef struct {
 	mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
 	int n_temporary;
 	mpt__record *record; /* forward: what it will leave */
+#ifndef MPTRAIN_NO_FRUGAL
+	mpt__record *twin; /* of the call that this one repeats */
+	bool skips;        /* nobody asks for its result */
+#endif
 	/* backward */
 	mpt__tensor *const *dy;    /* NULL: no gradient came */
 	mpt__tensor *const *saved; /* NULL: absent */
@@ -20399,7 +20491,7 @@ typedef struct {
 /* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
 #define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
 #define MPT__TENSOR_CHUNK 256
-#define MPT__RECORD_CHUNK 16
+#define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 24
@@ -20465,13 +20557,6 @@ typedef struct {
 	uint16_t sum_slot, count_slot;
 } mpt__metric;
 
-/* Counters that mpt_clear_error takes back to the last completed optimizer step. */
-typedef struct {
-	int64_t step, updates; /* steps begun; optimizer steps completed */
-	uint64_t draws;        /* mpt_rand, mpt_randn */
-	uint64_t module_calls; /* mpt_dropout, in this step */
-} mpt__counters_state;
-
 struct mpt_context {
 	mpt__base base; /* first: rooms below know only this */
 	mpt_config config;
@@ -20510,6 +20595,11 @@ struct mpt_context {
 	mpt__record *free_record, *dying_record;
 	bool releasing_records;
 	uint32_t walk_mark;
+#ifndef MPTRAIN_NO_FRUGAL
+	mpt__region *region, *free_region, *regions; /* under way; free ones; all that were made */
+	uint32_t region_count;                       /* begun so far */
+	bool runs_again;
+#endif
 
 	mpt__scoped *scoped; /* tensors made in open scopes, in order */
 	int64_t scoped_count, scoped_capacity;
@@ -20970,24 +21060,21 @@ enum {
 	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
-/* How many steps a doubling has, as a power of two, where this is a size's highest bit, in grains.
-   Where pointers have 32 bits there are few sizes, and no room for long lists. */
-static MPT__FORCE_INLINE int mpt__class_steps(int bit) {
-	return sizeof(void *) > 4 && bit >= MPT__POOL_FINE_BIT ? 5 : 3;
-}
+/* Where pointers have 32 bits there are few sizes, and no room for long lists. */
+#define MPT__POOL_HAS_FINE (sizeof(void *) > 4)
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
 	uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
 	if (last < 8) return (int)last;
-	const int bit = mpt__top_bit(last), steps = mpt__class_steps(bit);
-	const int part = (int)(last >> (bit - steps)) - (1 << steps);
-	if (steps == 3) return 8 * (bit - 2) + part;
-	return MPT__POOL_FINE + 32 * (bit - MPT__POOL_FINE_BIT) + part;
+	const int bit = mpt__top_bit(last);
+	if (MPT__POOL_HAS_FINE && MPT__UNLIKELY(bit >= MPT__POOL_FINE_BIT))
+		return MPT__POOL_FINE + 32 * (bit - MPT__POOL_FINE_BIT - 1) + (int)(last >> (bit - 5));
+	return 8 * (bit - 3) + (int)(last >> (bit - 3));
 }
 
 static int64_t mpt__class_bytes(int size_class) {
 	if (size_class < 8) return (int64_t)(size_class + 1) * MPT__POOL_GRAIN;
-	const bool fine = sizeof(void *) > 4 && size_class >= MPT__POOL_FINE;
+	const bool fine = MPT__POOL_HAS_FINE && size_class >= MPT__POOL_FINE;
 	const int from = fine ? size_class - MPT__POOL_FINE : size_class, steps = fine ? 5 : 3;
 	const int bit = (from >> steps) + (fine ? MPT__POOL_FINE_BIT : 2);
 	const int64_t part = (from & ((1 << steps) - 1)) + (1 << steps) + 1;
@@ -21129,7 +21216,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
 	int reach = ctx->pool_reach;
 	if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
-	if (sizeof(void *) > 4 && wanted >= MPT__POOL_FINE) reach *= 4;
+	if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
 	for (int i = wanted + 1; i <= wanted + reach; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);
@@ -21503,6 +21590,9 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *ctx, uint32_t id, 
 	storage->source = (uint8_t)source;
 	storage->kind = (uint8_t)kind;
 	storage->live = 1;
+#ifndef MPTRAIN_NO_FRUGAL
+	storage->made = ctx->region_count;
+#endif
 	mpt__account(&ctx->base, kind, storage->held);
 }
 
@@ -21546,6 +21636,15 @@ static uint32_t mpt__storage_wrap(mpt_context *ctx, void *data, int64_t bytes) {
 	storage->live = 1;
 	return id;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__region_read(ctx) ((void)0)
+#else
+/* Something outside the graph reads what the regions under way make. */
+static void mpt__region_read(mpt_context *ctx) {
+	for (mpt__region *region = ctx->region; region; region = region->above) region->whole = true;
+}
+#endif
 
 /* A replay, or who else does as one, wrote a storage: masters that agreed with it still do. */
 static void mpt__values_replayed(mpt_context *ctx, uint32_t storage) {
@@ -21595,6 +21694,7 @@ static mpt_status mpt__download(
 		return mpt__error(ctx, STATE,
 			"a captured step cannot wait for values; call mpt_metric_push in it, and "
 			"mpt_metric_mean or mpt_item after it");
+	mpt__region_read(ctx);
 	mpt__backend *backend = &ctx->backend;
 	mpt_status status = backend->download(
 		backend->self, destination, (char *)ctx->data[storage] + byte_offset, (size_t)bytes);
@@ -21664,6 +21764,38 @@ static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
 	return true;
 }
 
+/* Makes more records. They never move. */
+static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
+	int64_t first = ctx->record_count, need = first + MPT__RECORD_CHUNK;
+	if (!mpt__room(ctx, ctx->records, ctx->record_capacity, need)) return false;
+	mpt__record *chunk = (mpt__record *)mpt__host_new(ctx, MPT__RECORD_CHUNK * sizeof(mpt__record));
+	if (!chunk) return false;
+	ctx->record_count += MPT__RECORD_CHUNK;
+	for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
+		ctx->records[first + i] = &chunk[i];
+		chunk[i].number = (uint32_t)(first + i);
+		chunk[i].next = ctx->free_record;
+		if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
+	}
+	return true;
+}
+
+/* A record that the caller fills in; NULL on error. */
+static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
+	mpt__record *record = ctx->free_record;
+	if (!record) {
+		if (!mpt__records_grow(ctx)) return NULL;
+		record = ctx->free_record;
+	}
+	ctx->free_record = record->next;
+#ifndef MPTRAIN_NO_FRUGAL
+	record->region = NULL;
+	record->inner = NULL;
+	record->asks = 0;
+#endif
+	return record;
+}
+
 /* A tensor's end lets go of the record that made it, a record's end of its inputs. */
 static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor);
 static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
@@ -21682,6 +21814,48 @@ static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *ctx, mpt__record *
 	}
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The calls of a region, and of those in it, are its no more; nor is it needed. */
+static void mpt__region_free(mpt_context *ctx, mpt__region *region) {
+	for (mpt__record *call = region->first, *after; call; call = after) {
+		after = call->after;
+		if (call->inner) mpt__region_free(ctx, call->inner);
+		call->region = NULL;
+		if (!call->live) mpt__record_spare(ctx, call);
+	}
+	region->next = ctx->free_region;
+	ctx->free_region = region;
+}
+
+/* One thing less needs a region. Those within another stay with it, as their calls are repeated
+   with its own. */
+static void mpt__region_less(mpt_context *ctx, mpt__region *region) {
+	while (region && --region->live == 0) {
+		mpt__region *above = region->above;
+		mpt__record *head = region->head;
+		mpt__record_unsave(ctx, head);
+		if (!above) {
+			mpt__region_free(ctx, region);
+			mpt__record_spare(ctx, head);
+		}
+		region = above;
+	}
+}
+
+/* Backward will not come to a record of a region any more. */
+static void mpt__region_leave(mpt_context *ctx, mpt__record *record) {
+	if (!(record->asks & MPT__ASKS_OPEN)) return;
+	record->asks &= (uint8_t) ~(MPT__ASKS_OPEN | MPT__ASKS_HOLES);
+	mpt__region_less(ctx, record->region);
+}
+
+/* The calls that give what is read must not be left out when their region runs again. */
+static void mpt__ask_always(mpt__tensor *const *in, int n_in) {
+	for (int i = 0; i < n_in; i++)
+		if (in[i] && in[i]->record) in[i]->record->asks |= MPT__ASKS_ALWAYS;
+}
+#endif
+
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
 static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *record) {
@@ -21692,12 +21866,21 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *rec
 	ctx->releasing_records = true;
 	while ((record = ctx->dying_record) != NULL) {
 		ctx->dying_record = record->next;
+#ifndef MPTRAIN_NO_FRUGAL
+		if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+#endif
 		if (record->n_saved > 0) mpt__record_unsave(ctx, record);
 		for (int i = 0; i < record->n_in; i++) {
 			mpt__tensor *input = record->in[i];
 			if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
 		}
 		record->live = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+		if (record->region) {
+			mpt__region_leave(ctx, record);
+			continue;
+		}
+#endif
 		mpt__record_spare(ctx, record);
 	}
 	ctx->releasing_records = false;
@@ -22186,6 +22369,17 @@ static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *ctx) {
 	return MPT_OK;
 }
 
+/* Puts a tensor of the innermost scope, if it is, behind what that has so far of those it keeps. */
+static void mpt__scope_keep(mpt_context *ctx, const mpt__tensor *tensor, int64_t *kept) {
+	for (int64_t at = *kept; at < ctx->scoped_count; at++) {
+		mpt__scoped entry = ctx->scoped[at];
+		if (entry.tensor != tensor || entry.generation != tensor->generation) continue;
+		ctx->scoped[at] = ctx->scoped[*kept];
+		ctx->scoped[(*kept)++] = entry;
+		break;
+	}
+}
+
 int64_t mpt_step_number(mpt_context *ctx) { return ctx ? ctx->now.step : 0; }
 
 /* ----
@@ -22377,6 +22571,366 @@ static MPT__FORCE_INLINE bool mpt__gemm_source(
 }
 
 /* ----
+ * core/region.c: parts of a forward that keep nothing for backward, which runs them again.
+ *
+ * Calls of a region leave records as others do, so backward goes the same way and forms the same
+ * sums; but what they save is not held. At the first such record the region's forward runs again,
+ * each call beside its twin, the record that it left, and gives that one what it saves. Calls whose
+ * results nobody asks for are left out. A region in another is one of its calls.
+ * ---- */
+
+#ifndef MPTRAIN_NO_FRUGAL
+
+/* ==== Calls ==== */
+
+static void mpt__region_append(mpt__region *region, mpt__record *call) {
+	call->region = region;
+	call->before = region->last;
+	call->after = NULL;
+	if (region->last)
+		region->last->after = call;
+	else
+		region->first = call;
+	region->last = call;
+}
+
+/* Says which call of a repeated run is another than the first time (NULL: its end). */
+static MPT__COLD mpt_status mpt__region_differs(
+	mpt_context *ctx, const char *came, const mpt__record *twin) {
+	const char *was = twin ? ctx->ops[twin->op].name : "its end";
+	return mpt__error(ctx, STATE,
+		"%s came where %s was: a recomputed forward makes the same calls each time", came,
+		twin && twin->inner ? "a recomputed part" : was);
+}
+
+/* The twin of a call that begins in a repeated run: of that op, or (0) a region. */
+static mpt__record *mpt__region_twin(mpt_context *ctx, int op, int n_in, int n_out) {
+	mpt__record *twin = ctx->region->at;
+	if (twin && twin->op == op && twin->n_in == n_in && twin->n_out == n_out) {
+		ctx->region->at = twin->after;
+		return twin;
+	}
+	mpt__region_differs(ctx, op ? ctx->ops[op].name : "a recomputed part", twin);
+	return NULL;
+}
+
+/* A call with its inputs begins. */
+static MPT__NOINLINE bool mpt__region_call(mpt__frame *frame) {
+	mpt_context *ctx = frame->context;
+	mpt__region *region = ctx->region;
+	uint64_t *seen = &region->seen[ctx->runs_again];
+	frame->skips = false;
+	for (int i = 0; i < frame->n_in; i++) {
+		if (!frame->in[i]) continue;
+		*seen = mpt__hash_u64(*seen, ctx->storages[frame->in[i]->storage].version);
+		*seen = mpt__hash_u64(*seen, (uint64_t)mpt__tensor_numel(frame->in[i]));
+	}
+	if (!ctx->runs_again) {
+		mpt__region_append(region, frame->record);
+		return true;
+	}
+	frame->twin = mpt__region_twin(ctx, frame->op, frame->n_in, frame->n_out);
+	if (!frame->twin) return false;
+	frame->records = frame->twin->asks & MPT__ASKS_GRADIENT;
+	frame->skips = !(frame->twin->asks & (MPT__ASKS_ALWAYS | MPT__ASKS_NOW));
+	frame->twin->asks &= (uint8_t)~MPT__ASKS_NOW;
+	return true;
+}
+
+/* Whether a call does not hold what it would save. Parameters live anyway. */
+static MPT__NOINLINE bool mpt__save_not(
+	const mpt__frame *frame, const mpt__tensor *tensor, int at) {
+	mpt__record *record = frame->record;
+	int from = 0;
+	if (frame->context->runs_again && frame->context->region->fills) return false;
+	record->from[at] = MPT__FROM_OUTSIDE;
+	if (!tensor || (tensor->parameter && !frame->context->runs_again)) return false;
+	while (from < frame->n_in && frame->in[from] != tensor) from++;
+	record->from[at] = (uint8_t)(from < frame->n_in ? from : MPT__FROM_CALL);
+	record->asks |= from < frame->n_in ? MPT__ASKS_HOLES : MPT__ASKS_HOLES | MPT__ASKS_OWN;
+	record->saved[at] = NULL;
+	return true;
+}
+
+/* Gives the twin of a call what that one saves, or, where it was left out, the inputs. */
+static void mpt__twin_fill(const mpt__frame *frame) {
+	const mpt__record *now = frame->record;
+	mpt__record *twin = frame->twin;
+	for (int at = 0; at < twin->n_saved; at++) {
+		if (twin->from[at] == MPT__FROM_OUTSIDE) continue;
+		mpt__tensor *tensor = frame->skips ? frame->in[twin->from[at]] : now->saved[at];
+		twin->saved[at] = tensor;
+		if (!tensor) continue;
+		twin->saved_version[at] = frame->skips
+			? frame->context->storages[tensor->storage].version
+			: now->saved_version[at];
+		tensor->saves++;
+	}
+	twin->asks &= (uint8_t)~MPT__ASKS_HOLES;
+}
+
+/* A call has ended. False: it leaves a record as other calls do. Layouts of images, which only
+   forward knows, decide what others call: those calls are always repeated. */
+static MPT__NOINLINE bool mpt__region_called(mpt__frame *frame, int n_out, mpt_status status) {
+	mpt_context *ctx = frame->context;
+	mpt__record *record = frame->record;
+	bool records = status == MPT_OK && frame->records;
+	if (!ctx->runs_again && records) {
+		record->asks |= MPT__ASKS_GRADIENT | MPT__ASKS_OPEN;
+		if (frame->out[0]->shape.rank == 4) record->asks |= MPT__ASKS_ALWAYS;
+		ctx->region->live++;
+		return false;
+	}
+	for (int i = 0; i < n_out && records; i++) frame->out[i]->flags |= MPT__REQUIRES_GRAD;
+	if (records && ctx->region->fills && frame->twin->asks & MPT__ASKS_HOLES)
+		mpt__twin_fill(frame);
+	mpt__record_unsave(ctx, record);
+	record->live = 0;
+	if (ctx->runs_again) {
+		mpt__record_spare(ctx, record);
+	} else {
+		record->asks = MPT__ASKS_ALWAYS;
+		mpt__ask_always(record->in, record->n_in);
+	}
+	return true;
+}
+
+/* A storage is about to be changed in place. */
+static MPT__COLD void mpt__region_write(mpt_context *ctx, uint32_t storage) {
+	if (ctx->runs_again) return;
+	mpt__region_read(ctx);
+	if (ctx->storages[storage].made < ctx->region->number)
+		mpt__error(ctx, STATE,
+			"a recomputed forward would change a tensor from outside twice: do it before or after");
+}
+
+/* ==== Runs ==== */
+
+/* Whether a forward that is to be repeated leaves something to backward. */
+static bool mpt__regions(const mpt_context *ctx) {
+	return !ctx->no_grad_depth && !ctx->inference_depth;
+}
+
+static void mpt__region_note(const mpt_context *ctx, mpt__region *region) {
+	region->path = ctx->path, region->module = ctx->module, region->path_hash = ctx->path_hash;
+	region->training = ctx->module_training, region->now = ctx->now;
+}
+
+/* A region about to run for the first time: it holds its inputs, unless it is in another. */
+static mpt__region *mpt__region_new(
+	mpt_context *ctx, const mpt__region *what, const mpt_tensor *in) {
+	mpt__region *region = ctx->free_region, *older = ctx->regions;
+	mpt__record *head = mpt__record_take(ctx);
+	if (!head) return NULL;
+	if (region) {
+		ctx->free_region = region->next;
+		older = region->older;
+	} else {
+		region = (mpt__region *)mpt__host_new(ctx, sizeof *region);
+		if (!region) mpt__record_spare(ctx, head);
+		if (!region) return NULL;
+		ctx->regions = region;
+	}
+	*region = *what;
+	region->older = older, region->above = ctx->region, region->head = head;
+	region->live = 1;
+	region->number = ++ctx->region_count;
+	region->autocast = ctx->autocast[ctx->autocast_depth];
+	mpt__region_note(ctx, region);
+	head->op = 0;
+	head->inner = region;
+	head->live = head->done = head->n_out = 0;
+	head->n_in = head->n_saved = (uint8_t)region->n_in;
+	for (int i = 0; i < region->n_in; i++) {
+		mpt__tensor *tensor = mpt__live(ctx, in[i]);
+		head->saved[i] = region->above ? NULL : tensor;
+		if (!region->above) tensor->saves++;
+		if (region->above) mpt__ask_always(&tensor, 1);
+	}
+	if (!region->above) return region;
+	head->asks = MPT__ASKS_HOLES;
+	region->above->live++;
+	mpt__region_append(region->above, head);
+	return region;
+}
+
+/* The region that comes next in a repeated run of the one around it. */
+static mpt__region *mpt__region_again(mpt_context *ctx, const mpt_tensor *in, int n_in) {
+	mpt__record *head = mpt__region_twin(ctx, 0, n_in, 0);
+	mpt__region *region = head ? head->inner : NULL;
+	if (!region) return NULL;
+	bool fills = ctx->region->fills && head->asks & MPT__ASKS_HOLES && region->live > 0;
+	for (int i = 0; i < n_in && fills; i++) {
+		head->saved[i] = mpt__live(ctx, in[i]);
+		head->saved[i]->saves++;
+	}
+	if (fills) head->asks = 0, head->n_saved = (uint8_t)n_in;
+	region->fills = false;
+	return region;
+}
+
+/* Ends the scope of a region's run, but for its results. */
+static mpt_status mpt__region_return(mpt_context *ctx, const mpt_tensor *out, int n_out) {
+	if (ctx->scope_depth == ctx->step_depth) return MPT_OK; /* the forward has ended it */
+	int64_t kept = ctx->scope_start[--ctx->scope_depth];
+	for (int i = 0; i < n_out; i++) {
+		const mpt__tensor *result = mpt__live(ctx, out[i]);
+		if (result) mpt__scope_keep(ctx, result, &kept);
+	}
+	mpt__scope_drop(ctx, kept);
+	if (ctx->scope_depth == 0) ctx->scoped_count = 0;
+	return MPT_OK;
+}
+
+/* Runs a region's forward; `what` says it, which is no more than that the first time. */
+static mpt_status mpt__region_forward(mpt_context *ctx, mpt__region *region, mpt__region *what,
+	const mpt_tensor *in, mpt_tensor *out) {
+	mpt__region *above = ctx->region;
+	const int recomputes = ctx->recompute_depth;
+	if (mpt__scope_open(ctx) != MPT_OK) return ctx->base.status;
+	region->at = region->first;
+	region->seen[ctx->runs_again] = 0;
+	ctx->region = region;
+	ctx->recompute_depth = 0; /* nothing is held that it could spare */
+	what->run(ctx, what, in, out);
+	mpt__wait_no_more(ctx);
+	ctx->region = above;
+	ctx->recompute_depth = recomputes;
+	if (!mpt__ok(ctx)) return ctx->base.status;
+	if (ctx->runs_again && region->at) return mpt__region_differs(ctx, "its end", region->at);
+	if (ctx->runs_again && region->seen[0] != region->seen[1])
+		return mpt__error(ctx, STATE,
+			"what a recomputed forward reads has changed since (mpt_write, an op in place, an "
+			"optimizer step); do that after mpt_backward");
+	return mpt__region_return(ctx, out, region->n_out);
+}
+
+/* A forward that keeps nothing: what->run on these inputs. */
+static mpt_status mpt__region_run(mpt_context *ctx, mpt__region *what, const mpt_tensor *in,
+	int n_in, mpt_tensor *out, int n_out) {
+	if (n_in > MPT__USER_INPUTS || n_out > MPT__USER_INPUTS)
+		return mpt__error(ctx, UNSUPPORTED,
+			"a recomputed forward of %d inputs and %d outputs: expected at most %d", n_in, n_out,
+			(int)MPT__USER_INPUTS);
+	what->n_in = n_in, what->n_out = n_out;
+	bool again = ctx->runs_again;
+	mpt__region *region =
+		again ? mpt__region_again(ctx, in, n_in) : mpt__region_new(ctx, what, in);
+	if (!region) return ctx->base.status;
+	mpt__region_forward(ctx, region, what, in, out);
+	if (!again) mpt__region_less(ctx, region);
+	return ctx->base.status;
+}
+
+/* ==== Backward ==== */
+
+static void mpt__ask_now(mpt__tensor *tensor) {
+	if (tensor && tensor->record) tensor->record->asks |= MPT__ASKS_NOW;
+}
+
+/* Finds which calls a repeated run needs, from the last one back: those that make what is to be
+   saved, and what these read. `whole`: all of them. */
+static void mpt__region_ask(const mpt__region *region, bool fills, bool whole) {
+	whole = whole || region->whole;
+	for (mpt__record *call = region->last; call; call = call->before) {
+		if (call->inner) {
+			mpt__region_ask(call->inner, false, whole);
+			continue;
+		}
+		bool holes = fills && call->asks & MPT__ASKS_HOLES;
+		if (whole || (holes && call->asks & MPT__ASKS_OWN)) call->asks |= MPT__ASKS_NOW;
+		bool asks = call->asks & (MPT__ASKS_NOW | MPT__ASKS_ALWAYS);
+		for (int i = 0; i < call->n_in && asks && call->live; i++) mpt__ask_now(call->in[i]);
+		for (int at = 0; at < call->n_saved && holes; at++)
+			if (call->from[at] < MPT__FROM_CALL) mpt__ask_now(call->in[call->from[at]]);
+	}
+}
+
+/* The inputs of a region, whose handles may have ended. */
+static bool mpt__region_inputs(mpt_context *ctx, const mpt__region *region, mpt_tensor *in) {
+	for (int i = 0; i < region->n_in; i++) {
+		mpt__tensor *held = region->head->saved[i], *shown = held;
+		if (!held->handle) shown = mpt__tensor_alias(ctx, held);
+		if (!shown) return false;
+		if (shown != held) shown->flags |= held->flags & MPT__REQUIRES_GRAD;
+		in[i] = mpt__handle(ctx, shown);
+	}
+	return true;
+}
+
+/* Puts another state in force, and the one of now in its place. */
+static void mpt__region_swap(mpt_context *ctx, mpt__region *state) {
+	const mpt__region then = *state;
+	mpt__region_note(ctx, state);
+	ctx->path = then.path, ctx->module = then.module, ctx->path_hash = then.path_hash;
+	ctx->module_training = then.training, ctx->now = then.now;
+	ctx->runs_again = !ctx->runs_again;
+}
+
+/* Runs a region again, in the state of then. */
+static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
+	const int no_grads = ctx->no_grad_depth, inferences = ctx->inference_depth;
+	const int autocasts = ctx->autocast_depth, scopes = ctx->scope_depth;
+	mpt__region state = *region;
+	mpt_tensor in[MPT__USER_INPUTS], out[MPT__USER_INPUTS];
+	if (mpt__scope_open(ctx) != MPT_OK) return;
+	ctx->no_grad_depth = ctx->inference_depth = 0;
+	ctx->launch.op_record = 0;
+	for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
+	mpt__region_swap(ctx, &state);
+	if (mpt_autocast_begin(ctx, (mpt_dtype)region->autocast) == MPT_OK &&
+		mpt__region_inputs(ctx, region, in))
+		mpt__region_forward(ctx, region, region, in, out);
+	mpt__region_swap(ctx, &state);
+	ctx->launch.phase = MPT__BACKWARD;
+	ctx->base.op = "mpt_backward";
+	mpt__scope_drop(ctx, ctx->scope_start[ctx->scope_depth = scopes]);
+	ctx->no_grad_depth = no_grads, ctx->inference_depth = inferences;
+	ctx->autocast_depth = autocasts;
+}
+
+/* Gives the calls of a region, and the regions in it, what they did not hold. */
+static MPT__NOINLINE mpt_status mpt__region_fill(mpt_context *ctx, mpt__region *region) {
+	if (region->head->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, region->above) != MPT_OK)
+		return ctx->base.status;
+	region->fills = true;
+	mpt__region_ask(region, true, false);
+	mpt__region_repeat(ctx, region);
+	if (mpt__ok(ctx)) return MPT_OK;
+	const size_t length = strlen(ctx->base.message);
+	mpt__format_text(ctx->base.message + length, sizeof ctx->base.message - length,
+		" (backward ran a forward again)");
+	return ctx->base.status;
+}
+
+/* Backward has used a record, and comes again (retain) or does not. */
+static MPT__NOINLINE void mpt__region_used(mpt_context *ctx, mpt__record *record, bool retain) {
+	if (!retain) {
+		mpt__region_leave(ctx, record);
+		return;
+	}
+	for (int at = 0; at < record->n_saved; at++) {
+		mpt__tensor *tensor = record->saved[at];
+		if (!tensor || record->from[at] == MPT__FROM_OUTSIDE) continue;
+		record->saved[at] = NULL;
+		record->asks |= MPT__ASKS_HOLES;
+		if (--tensor->saves == 0) mpt__tensor_settle(ctx, tensor);
+	}
+}
+
+#endif /* MPTRAIN_NO_FRUGAL */
+
+/* What a record saved first is there, and as it was. */
+static bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (record->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, record->region) != MPT_OK)
+		return false;
+#endif
+	const mpt__tensor *saved = record->saved[0];
+	return saved && ctx->storages[saved->storage].version == record->saved_version[0];
+}
+
+/* ----
  * core/autograd.c: op calls, the tape, backward.
  *
  * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
@@ -22428,6 +22982,9 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 	if (!frame->records) return;
 	int at = record->n_saved++;
 	record->saved[at] = tensor;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__in_region(frame->context) && mpt__save_not(frame, tensor, at)) return;
+#endif
 	if (!tensor) return;
 	record->saved_version[at] = frame->context->storages[tensor->storage].version;
 	if (mpt__recomputes(frame->context) && mpt__save_later(frame, tensor, at)) return;
@@ -22440,22 +22997,6 @@ static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 }
 
 /* ==== Records ==== */
-
-/* Makes more records. They never move. */
-static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
-	int64_t first = ctx->record_count, need = first + MPT__RECORD_CHUNK;
-	if (!mpt__room(ctx, ctx->records, ctx->record_capacity, need)) return false;
-	mpt__record *chunk = (mpt__record *)mpt__host_new(ctx, MPT__RECORD_CHUNK * sizeof(mpt__record));
-	if (!chunk) return false;
-	ctx->record_count += MPT__RECORD_CHUNK;
-	for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
-		ctx->records[first + i] = &chunk[i];
-		chunk[i].number = (uint32_t)(first + i);
-		chunk[i].next = ctx->free_record;
-		if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
-	}
-	return true;
-}
 
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
 	mpt__record *record = frame->record;
@@ -22472,6 +23013,9 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
 	mpt_context *ctx = frame->context;
 	mpt__record *record = frame->record;
 	if (status == MPT_OK) mpt__tell_watchers(ctx, MPT__OP_CALLED, frame);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__in_region(ctx) && mpt__region_called(frame, n_out, status)) return;
+#endif
 	if (status != MPT_OK || !frame->records) {
 		mpt__record_unsave(ctx, record);
 		mpt__record_spare(ctx, record);
@@ -22531,12 +23075,8 @@ static bool mpt__find_inputs(
    attributes, too. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ctx, int op, int n_in,
 	int n_out, const mpt__attributes *attributes) {
-	mpt__record *record = ctx->free_record;
-	if (!record) {
-		if (!mpt__records_grow(ctx)) return false;
-		record = ctx->free_record;
-	}
-	ctx->free_record = record->next;
+	mpt__record *record = mpt__record_take(ctx);
+	if (!record) return false;
 	if (attributes) record->attributes = *attributes;
 	record->op = (uint16_t)op;
 	record->n_in = (uint8_t)n_in;
@@ -22568,6 +23108,9 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
 	frame->dtypes = dtypes;
 	frame->records = (flags & MPT__REQUIRES_GRAD) && !frame->context->no_grad_depth &&
 		!frame->context->inference_depth && frame->row->backward;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__in_region(frame->context) && !mpt__region_call(frame)) return false;
+#endif
 	if (!frame->records || !(flags & MPT__INFERENCE)) return true;
 	return mpt__reject(frame->context, STATE,
 		"a tensor made in inference mode cannot take part in backward; make it outside, "
@@ -22613,6 +23156,9 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__in_region(frame->context) && frame->skips) return MPT_OK;
+#endif
 	mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
 	mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
 	mpt__launch_origin(frame->context, MPT__OTHER, 0);
@@ -22673,6 +23219,9 @@ static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
 
 /* Notes that a storage is changed in place. How a gradient is scaled only the user knows then. */
 static void mpt__touched(mpt_context *ctx, uint32_t storage) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__in_region(ctx)) mpt__region_write(ctx, storage);
+#endif
 	ctx->storages[storage].version++;
 	if (ctx->storages[storage].kind != MPT_MEMORY_GRADIENT) return;
 	for (int64_t i = 0; i < ctx->parameter_count; i++)
@@ -22965,7 +23514,10 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
 	bool any = false;
 	for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
 	mpt_status status = MPT_OK;
-	if (MPT__RECOMPUTES && any && record->again && !record->done)
+#ifndef MPTRAIN_NO_FRUGAL
+	if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
+#endif
+	if (MPT__RECOMPUTES && any && status == MPT_OK && record->again && !record->done)
 		status = mpt__save_again(ctx, record);
 	if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
 	if (any && status == MPT_OK) {
@@ -22978,6 +23530,9 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
 		record->done = 1;
 		mpt__record_unsave(ctx, record);
 	}
+#ifndef MPTRAIN_NO_FRUGAL
+	if (record->region && status == MPT_OK) mpt__region_used(ctx, record, retain);
+#endif
 	return status;
 }
 
@@ -23865,7 +24420,7 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
 	if (!mpt__enter(ctx, "mpt_metric_push")) return mpt__status_of(ctx);
 	if (!name) return mpt__error(ctx, ARGUMENT, "name is NULL");
 	const mpt__tensor *found = mpt__at(ctx, value, "value");
-	if (!found) return ctx->base.status;
+	if (!found || mpt__runs_again(ctx)) return ctx->base.status;
 	if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
 		return mpt__error(
 			ctx, SHAPE, "expected one float element, got %D %S", found->dtype, &found->shape);
@@ -24078,13 +24633,7 @@ mpt_status mpt_scope_return(mpt_context *ctx, const mpt_tensor *results, int cou
 	for (int i = 0; i < count; i++) {
 		const mpt__tensor *result = mpt__at(ctx, results[i], "result");
 		if (!result) return ctx->base.status;
-		for (int64_t at = kept; at < ctx->scoped_count; at++) {
-			mpt__scoped entry = ctx->scoped[at];
-			if (entry.tensor != result || entry.generation != result->generation) continue;
-			ctx->scoped[at] = ctx->scoped[kept];
-			ctx->scoped[kept++] = entry;
-			break;
-		}
+		mpt__scope_keep(ctx, result, &kept);
 	}
 	return mpt__scope_close(ctx, kept - start);
 }
@@ -24273,6 +24822,7 @@ mpt_tensor mpt_keep(mpt_tensor tensor) {
 	mpt_context *ctx = tensor.context;
 	const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
 	if (!found) return mpt__null(ctx);
+	mpt__region_read(ctx);
 	int flags = MPT__KEPT | (ctx->inference_depth ? MPT__INFERENCE : 0);
 	return mpt__handle(ctx, mpt__tensor_outside(ctx, found, flags));
 }
@@ -27397,19 +27947,20 @@ static mpt_status mpt__nll_gradient(mpt__frame *frame, mpt__kernel kernel, const
 	return mpt__submit(frame->context, launch);
 }
 
-/* Whether the log-probabilities come from a log_softmax over classes that nothing else reads. Then
-   both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to the
-   log_softmax's input, whose record finds no gradient and does nothing. */
-static bool mpt__nll_fuses(const mpt__tensor *x) {
-	if (!x->record || x->nodes != 1 || !x->storage || !mpt__tensor_contiguous(x)) return false;
+/* Whether the log-probabilities come straight from a log_softmax over classes that nothing else
+   reads. Then both backward passes are one: dx = (exp(log p) - onehot) w g / divisor, written to
+   the log_softmax's own input. Its record finds no gradient and does nothing. */
+static bool mpt__nll_fuses(mpt_context *ctx, const mpt__tensor *x) {
 	const mpt__record *below = x->record;
+	if (!below || x->nodes != 1 || !mpt__tensor_contiguous(x)) return false;
 	return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
-		!below->done && !below->grad[0] && below->saved[0] == x;
+		!below->done && !below->grad[0] && mpt__still_saved(ctx, below) &&
+		(below->saved[0] == x || mpt__was_region(below));
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
 	const mpt__tensor *x = frame->in[0];
-	bool fuses = mpt__nll_fuses(x);
+	bool fuses = mpt__nll_fuses(frame->context, x);
 	mpt__frame below, *target = frame;
 	if (fuses) {
 		below.context = frame->context;
@@ -27422,7 +27973,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 	mpt__tensor *dx = mpt__gradient_into(target, 0, &access);
 	if (!dx) return frame->context->base.status;
 	return mpt__nll_gradient(frame, fuses ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD,
-		fuses ? x : NULL, NULL, dx, access);
+		fuses ? x->record->saved[0] : NULL, NULL, dx, access);
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
@@ -28712,7 +29263,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
 	if (given) mpt__reads(launch, 8, dense[3]);
 	if (variance) mpt__writes(launch, 8, variance);
 	mpt_status status = mpt__submit(ctx, launch);
-	if (status != MPT_OK || !variance) return status;
+	if (status != MPT_OK || !variance || mpt__runs_again(ctx)) return status;
 	MPT__PLAIN_FLOATS;
 	double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
 	mpt__batch_statistics measured = {
@@ -30885,6 +31436,7 @@ static bool mpt__queue_open(mpt_context *ctx) {
 			"steps nor recordings can repeat it");
 	if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
 	mpt__wait_no_more(ctx);
+	mpt__region_read(ctx);
 	return mpt__ok(ctx);
 }
 
@@ -39077,6 +39629,9 @@ struct mpt__module {
 	mpt__layer_run run;    /* NULL: its op is all */
 	mpt__hooks *hooks;     /* NULL: nobody looks */
 	bool noticed;          /* its first forward in training looked for a bias before it */
+#ifndef MPTRAIN_NO_FRUGAL
+	int recompute; /* mpt_recompute_module: in so many parts; 0: not */
+#endif
 };
 
 /* ==== Handles ==== */
@@ -39942,9 +40497,24 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 MPT__END_REGION
 /* ==== Forward ==== */
 
-/* Number of a module's dropout call in this step. The count at the last completed optimizer step is
-   remembered for mpt_clear_error. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__dropout_again(ctx, module) 0
+#else
+/* The number that a dropout call of the module had which backward makes again, by its twin: the
+   next one with the module's stream. */
+static uint64_t mpt__dropout_again(const mpt_context *ctx, const mpt__module *module) {
+	for (const mpt__record *twin = ctx->region->at; twin; twin = twin->after)
+		for (int at = 0; at < 2 && !twin->inner; at++) /* of dropout; of attention */
+			if ((uint64_t)twin->attributes.index[at] == module->path_hash)
+				return (uint64_t)twin->attributes.index[at + 1];
+	return 0;
+}
+#endif
+
+/* Number of a dropout call of the module in this step. What the count was at the last completed
+   optimizer step is remembered for mpt_clear_error. */
 static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
+	if (mpt__runs_again(ctx)) return mpt__dropout_again(ctx, module);
 	if (module->updates != ctx->now.updates) {
 		module->updates = ctx->now.updates;
 		module->committed = module->draws;
@@ -40053,7 +40623,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
 
 /* Runs a module of one input and output; `activation` follows a linear layer, relu also a batch
    norm. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_plainly(
 	mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
 	int autocast_depth = ctx->autocast_depth;
 	mpt__module_begin(ctx, module);
@@ -40070,15 +40640,51 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
 	return out;
 }
 
-/* Children in order. A linear layer takes the activation that follows into its own call, a batch
-   norm and a convolution a relu, unless one of the two has a hook. What passes between children
-   goes as soon as the next one has it, unless a user's forward or hook in the tree may have put it
-   by. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
-	mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__module_run mpt__module_plainly
+#define mpt__recomputed(ctx, module) false
+#else
+
+#define mpt__recomputed(ctx, module) \
+	(MPT__UNLIKELY((module)->recompute != 0) && mpt__regions(ctx))
+
+static mpt_status mpt__recompute_run(
+	mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out);
+
+/* All of a module, or its children from `child` to `end`. */
+static mpt__region mpt__recompute_of(const mpt__module *module) {
+	mpt__region what;
+	mpt__zero(what);
+	what.run = mpt__recompute_run;
+	what.slot = module->id.slot, what.generation = module->id.generation;
+	return what;
+}
+
+static mpt__tensor *mpt__recompute_one(mpt_context *ctx, mpt__region *what, mpt__tensor *x) {
+	mpt_tensor in = mpt__handle(ctx, x), out = mpt__null(ctx);
+	return mpt__region_run(ctx, what, &in, 1, &out, 1) == MPT_OK ? mpt__live(ctx, out) : NULL;
+}
+
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
+	mpt_context *ctx, mpt__module *module, mpt__tensor *x, mpt_activation activation) {
+	if (!mpt__recomputed(ctx, module) || module->recompute > 1)
+		return mpt__module_plainly(ctx, module, x, activation);
+	mpt__region what = mpt__recompute_of(module);
+	what.activation = activation;
+	return mpt__recompute_one(ctx, &what, x);
+}
+#endif
+
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
+   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
+   a handle of it by. From child *at on to about `end`; *at is then the next one. */
+static mpt__tensor *mpt__sequential_part(
+	mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
 	mpt__tensor *now = x;
 	bool watched = mpt__module_root(ctx, module)->watched;
-	for (int64_t i = 0; i < module->child_count && now; i++) {
+	int64_t i = *at;
+	for (; i < end && now; i++) {
 		mpt__module *child = mpt__module_slot(ctx, module->children[i].slot);
 		mpt_activation activation = MPT_ACTIVATION_NONE;
 		bool linear = child->layer == MPT__LAYER_linear;
@@ -40096,10 +40702,59 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 		if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
 		now = out;
 	}
+	*at = i;
 	return now;
 }
 
-/* What both calls do. What layers alone make comes as *made, not in out. */
+#ifndef MPTRAIN_NO_FRUGAL
+/* Children in as many parts as asked for, each of them recomputed. */
+static mpt__tensor *mpt__sequential_parts(mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+	const int64_t count = module->child_count, parts = module->recompute;
+	mpt__tensor *now = x;
+	bool watched = mpt__module_root(ctx, module)->watched;
+	for (int64_t at = 0; at < count && now;) {
+		mpt__region what = mpt__recompute_of(module);
+		what.child = at;
+		what.end = ((at * parts / count + 1) * count + parts - 1) / parts;
+		mpt__tensor *out = mpt__recompute_one(ctx, &what, now);
+		if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
+		now = out;
+		at = what.end;
+	}
+	return now;
+}
+#endif
+
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
+	mpt_context *ctx, mpt__module *module, mpt__tensor *x) {
+	int64_t at = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__recomputed(ctx, module) && module->recompute > 1)
+		return mpt__sequential_parts(ctx, module, x);
+#endif
+	return mpt__sequential_part(ctx, module, x, &at, module->child_count);
+}
+
+/* A module's forward, its state put in force but not taken back. What is made by layers alone comes
+   as *made, not in out. */
+static void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
+	int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
+	if (found->cls.forward) {
+		mpt__module_begin(ctx, found);
+		mpt__user_forward_call(ctx, found, in, n_in, out, n_out);
+	} else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+		mpt__module_begin(ctx, found);
+		out[0] = found->run(ctx, found, in[0], in[1], false);
+	} else if (n_in != 1 || n_out != 1) {
+		mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
+			found->cls.name, n_in, n_out);
+	} else {
+		mpt__tensor *x = mpt__slot(ctx, in[0].slot);
+		*made = mpt__module_plainly(ctx, found, x, MPT_ACTIVATION_NONE);
+	}
+}
+
+/* What both calls below do. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
 	int n_out, mpt__tensor **made) {
 	if (in) mpt__lend(module, mpt__context_of(in, n_in));
@@ -40116,18 +40771,13 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 	uint64_t path_hash = ctx->path_hash;
 	bool training = ctx->module_training;
 	int autocast_depth = ctx->autocast_depth;
-	if (found->cls.forward) {
-		mpt__module_begin(ctx, found);
-		mpt__user_forward_call(ctx, found, in, n_in, out, n_out);
-	} else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
-		mpt__module_begin(ctx, found);
-		out[0] = found->run(ctx, found, in[0], in[1], false);
-	} else if (n_in != 1 || n_out != 1) {
-		mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
-			found->cls.name, n_in, n_out);
-	} else {
-		*made = mpt__module_run(ctx, found, mpt__slot(ctx, in[0].slot), MPT_ACTIVATION_NONE);
-	}
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__recomputed(ctx, found) && found->recompute == 1) {
+		mpt__region what = mpt__recompute_of(found);
+		mpt__region_run(ctx, &what, in, n_in, out, n_out);
+	} else
+#endif
+		mpt__forward_plainly(ctx, found, in, n_in, out, n_out, made);
 	if (!above) mpt__wait_no_more(ctx);
 	ctx->autocast_depth = autocast_depth;
 	ctx->path = path;
@@ -40136,6 +40786,87 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 	ctx->module_training = training;
 	return ctx->base.status;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+
+MPT__BEGIN_ABSENT
+static mpt_status mpt__frugal_missing(mpt_context *ctx) {
+	return mpt__absent(ctx, "mpt_recompute", "it (MPTRAIN_NO_FRUGAL)");
+}
+mpt_status mpt_recompute_module(mpt_module module, int parts) {
+	return mpt__frugal_missing(module.context);
+}
+mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
+	const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+	return mpt__frugal_missing(ctx);
+}
+bool mpt_is_recomputing(mpt_context *ctx) { return false; }
+MPT__END_ABSENT
+
+#else
+
+/* What a region runs, the first time and again. */
+static mpt_status mpt__recompute_run(
+	mpt_context *ctx, mpt__region *region, const mpt_tensor *in, mpt_tensor *out) {
+	mpt__tensor *made = NULL;
+	int64_t at = region->child;
+	if (region->fn) {
+		MPT__PLAIN_FLOATS;
+		mpt_status status = region->fn(ctx, region->user, in, region->n_in, out, region->n_out);
+		ctx->base.op = "mpt_recompute_call";
+		if (mpt__ok(ctx) && status != MPT_OK)
+			mpt__error_of(ctx, status, "the function reported: %s", mpt_status_name(status));
+		for (int i = 0; i < region->n_out && mpt__ok(ctx); i++) mpt__at(ctx, out[i], "output");
+		return ctx->base.status;
+	}
+	mpt__module *module = (mpt__module *)mpt__object_at(
+		ctx, MPT__MODULE, ctx, region->slot, region->generation);
+	if (!module) return ctx->base.status;
+	if (region->end)
+		made = mpt__sequential_part(ctx, module, mpt__live(ctx, in[0]), &at, region->end);
+	else if (region->activation)
+		made = mpt__module_plainly(ctx, module, mpt__live(ctx, in[0]), region->activation);
+	else
+		mpt__forward_plainly(ctx, module, in, region->n_in, out, region->n_out, &made);
+	if (region->end) region->end = at; /* one more, where that is part of the last one's call */
+	if (made) out[0] = mpt__handle(ctx, made);
+	return ctx->base.status;
+}
+
+mpt_status mpt_recompute_module(mpt_module module, int parts) {
+	mpt__module *found = mpt__module_enter(module, "mpt_recompute_module");
+	if (!found) return mpt__status_of(module.context);
+	bool parted = found->layer == MPT__LAYER_sequential;
+	if (parts < 0 || found->layer == MPT__LAYER_list || (parts > 1 && !parted))
+		return mpt__error(module.context, ARGUMENT,
+			"%d parts of a %s: expected 0 or 1, of mpt_sequential more, too; a list has no "
+			"forward of its own",
+			parts, found->cls.name);
+	found->recompute = parts;
+	return MPT_OK;
+}
+
+mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
+	const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+	if (out) mpt__outputs_null(ctx, out, n_out);
+	if (!mpt__enter(ctx, "mpt_recompute_call")) return mpt__status_of(ctx);
+	const int most = MPT__USER_INPUTS;
+	if (!fn || !in || !out || n_in < 1 || n_out < 1 || n_in > most || n_out > most)
+		return mpt__error(
+			ctx, ARGUMENT, "expected a function, and 1 to %d inputs and outputs", most);
+	for (int i = 0; i < n_in; i++)
+		if (!mpt__at(ctx, in[i], "input")) return ctx->base.status;
+	mpt__region what;
+	mpt__zero(what);
+	what.run = mpt__recompute_run, what.fn = fn, what.user = user;
+	what.n_in = n_in, what.n_out = n_out;
+	return mpt__regions(ctx) ? mpt__region_run(ctx, &what, in, n_in, out, n_out)
+							 : mpt__recompute_run(ctx, &what, in, out);
+}
+
+bool mpt_is_recomputing(mpt_context *ctx) { return ctx && ctx->runs_again; }
+
+#endif
 
 mpt_status mpt_forward_n(
 	mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
@@ -40864,11 +41595,12 @@ static mpt_status mpt__hook_output(
 	mpt_status status = mpt_op_apply(mpt__hook_op(ctx), &out[i], 1, &seen, 1);
 	ctx->base.op = "mpt_forward";
 	if (status != MPT_OK) return status;
-	mpt__attributes *attributes = &mpt__live(ctx, seen)->record->attributes;
-	attributes->index[MPT__HOOK_SLOT] = module->id.slot;
-	attributes->index[MPT__HOOK_GENERATION] = module->id.generation;
-	attributes->index[MPT__HOOK_OUTPUT] = i;
 	out[i] = seen;
+	mpt__record *record = mpt__live(ctx, seen)->record;
+	if (!record) return MPT_OK; /* in backward, which runs its forward again */
+	record->attributes.index[MPT__HOOK_SLOT] = module->id.slot;
+	record->attributes.index[MPT__HOOK_GENERATION] = module->id.generation;
+	record->attributes.index[MPT__HOOK_OUTPUT] = i;
 	return MPT_OK;
 }
 
@@ -54172,6 +54904,12 @@ static void mpt__destroy_tables(mpt_context *ctx) {
 	for (int64_t i = 0; i < ctx->record_count; i += MPT__RECORD_CHUNK)
 		mpt__host_free(ctx, ctx->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
 	mpt__room_free(ctx, ctx->records, ctx->record_capacity);
+#ifndef MPTRAIN_NO_FRUGAL
+	for (mpt__region *region = ctx->regions, *older; region; region = older) {
+		older = region->older;
+		mpt__host_free(ctx, region, sizeof *region);
+	}
+#endif
 	mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
 	mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
 	mpt__room_free(ctx, ctx->data, ctx->data_capacity);
@@ -54349,8 +55087,9 @@ MPT__END_FLOAT_CONTROL
 	modules; recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units
 	(SwiGLU), norms of queries and keys, attention by a sliding window, caches of keys and values;
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
-	a profiler by op, module and kernel, with FLOP and bytes; a flight recorder, which finds the
-	step and op where two runs part; nets as graphs; plans of the memory that a training takes.
+	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
+	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
+	that a training takes.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.

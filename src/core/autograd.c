@@ -181,7 +181,6 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
     frame->records = (flags & MPT__REQUIRES_GRAD) && !frame->context->no_grad_depth &&
         !frame->context->inference_depth && frame->row->backward;
 #ifndef MPTRAIN_NO_FRUGAL
-    frame->skips = false;
     if (mpt__in_region(frame->context) && !mpt__region_call(frame)) return false;
 #endif
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
@@ -230,7 +229,7 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
 #ifndef MPTRAIN_NO_FRUGAL
-    if (MPT__UNLIKELY(frame->skips)) return MPT_OK;
+    if (mpt__in_region(frame->context) && frame->skips) return MPT_OK;
 #endif
     mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
     mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;

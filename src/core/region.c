@@ -51,6 +51,7 @@ static MPT__NOINLINE bool mpt__region_call(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt__region *region = ctx->region;
     uint64_t *seen = &region->seen[ctx->runs_again];
+    frame->skips = false;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         *seen = mpt__hash_u64(*seen, ctx->storages[frame->in[i]->storage].version);

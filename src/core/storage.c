@@ -160,24 +160,21 @@ enum {
     MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
-/* How many steps a doubling has, as a power of two, where this is a size's highest bit, in grains.
-   Where pointers have 32 bits there are few sizes, and no room for long lists. */
-static MPT__FORCE_INLINE int mpt__class_steps(int bit) {
-    return sizeof(void *) > 4 && bit >= MPT__POOL_FINE_BIT ? 5 : 3;
-}
+/* Where pointers have 32 bits there are few sizes, and no room for long lists. */
+#define MPT__POOL_HAS_FINE (sizeof(void *) > 4)
 
 static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
     uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
     if (last < 8) return (int)last;
-    const int bit = mpt__top_bit(last), steps = mpt__class_steps(bit);
-    const int part = (int)(last >> (bit - steps)) - (1 << steps);
-    if (steps == 3) return 8 * (bit - 2) + part;
-    return MPT__POOL_FINE + 32 * (bit - MPT__POOL_FINE_BIT) + part;
+    const int bit = mpt__top_bit(last);
+    if (MPT__POOL_HAS_FINE && MPT__UNLIKELY(bit >= MPT__POOL_FINE_BIT))
+        return MPT__POOL_FINE + 32 * (bit - MPT__POOL_FINE_BIT - 1) + (int)(last >> (bit - 5));
+    return 8 * (bit - 3) + (int)(last >> (bit - 3));
 }
 
 static int64_t mpt__class_bytes(int size_class) {
     if (size_class < 8) return (int64_t)(size_class + 1) * MPT__POOL_GRAIN;
-    const bool fine = sizeof(void *) > 4 && size_class >= MPT__POOL_FINE;
+    const bool fine = MPT__POOL_HAS_FINE && size_class >= MPT__POOL_FINE;
     const int from = fine ? size_class - MPT__POOL_FINE : size_class, steps = fine ? 5 : 3;
     const int bit = (from >> steps) + (fine ? MPT__POOL_FINE_BIT : 2);
     const int64_t part = (from & ((1 << steps) - 1)) + (1 << steps) + 1;
@@ -319,7 +316,7 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
     int reach = ctx->pool_reach;
     if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
-    if (sizeof(void *) > 4 && wanted >= MPT__POOL_FINE) reach *= 4;
+    if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
     return mpt__idle_new(ctx, wanted, kind);
