@@ -21790,7 +21790,6 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
 	ctx->free_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
 	record->region = NULL;
-	record->inner = NULL;
 	record->asks = 0;
 #endif
 	return record;
@@ -22585,6 +22584,7 @@ static MPT__FORCE_INLINE bool mpt__gemm_source(
 
 static void mpt__region_append(mpt__region *region, mpt__record *call) {
 	call->region = region;
+	call->inner = NULL;
 	call->before = region->last;
 	call->after = NULL;
 	if (region->last)
@@ -22738,7 +22738,6 @@ static mpt__region *mpt__region_new(
 	region->autocast = ctx->autocast[ctx->autocast_depth];
 	mpt__region_note(ctx, region);
 	head->op = 0;
-	head->inner = region;
 	head->live = head->done = head->n_out = 0;
 	head->n_in = head->n_saved = (uint8_t)region->n_in;
 	for (int i = 0; i < region->n_in; i++) {
@@ -22751,6 +22750,7 @@ static mpt__region *mpt__region_new(
 	head->asks = MPT__ASKS_HOLES;
 	region->above->live++;
 	mpt__region_append(region->above, head);
+	head->inner = region;
 	return region;
 }
 

@@ -17,6 +17,7 @@
 
 static void mpt__region_append(mpt__region *region, mpt__record *call) {
     call->region = region;
+    call->inner = NULL;
     call->before = region->last;
     call->after = NULL;
     if (region->last)
@@ -170,7 +171,6 @@ static mpt__region *mpt__region_new(
     region->autocast = ctx->autocast[ctx->autocast_depth];
     mpt__region_note(ctx, region);
     head->op = 0;
-    head->inner = region;
     head->live = head->done = head->n_out = 0;
     head->n_in = head->n_saved = (uint8_t)region->n_in;
     for (int i = 0; i < region->n_in; i++) {
@@ -183,6 +183,7 @@ static mpt__region *mpt__region_new(
     head->asks = MPT__ASKS_HOLES;
     region->above->live++;
     mpt__region_append(region->above, head);
+    head->inner = region;
     return region;
 }
 

@@ -89,7 +89,6 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
     ctx->free_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
     record->region = NULL;
-    record->inner = NULL;
     record->asks = 0;
 #endif
     return record;
