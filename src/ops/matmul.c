@@ -195,22 +195,13 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
     return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
 }
 
-#ifdef MPTRAIN_NO_FRUGAL
-#define mpt__linear_keeps(frame) (frame)->in[0]
-#define mpt__linear_kept(frame) true
-#else
-/* Only the gradient of the weight needs x. */
-#define mpt__linear_keeps(frame) (mpt__wants(frame, 1) ? (frame)->in[0] : NULL)
-#define mpt__linear_kept(frame) ((frame)->saved[0] != NULL)
-#endif
-
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt_activation activation = (mpt_activation)frame->attributes->activation;
     const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
     mpt__source w;
     if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
-    mpt__save(frame, mpt__linear_keeps(frame));
+    mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
@@ -266,7 +257,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         mpt__operand_rows(launch, 3, dx, false, access);
         mpt__submit(ctx, launch);
     }
-    const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
         if (!x) return ctx->base.status;

@@ -8,7 +8,7 @@
 #ifndef MPT__TRAIN_CHECKPOINT_INCLUDED
 #define MPT__TRAIN_CHECKPOINT_INCLUDED
 
-#include "nn/lora.c"
+#include "nn/query.c"
 #include "data/dataset.c"
 #include "data/writer.c"
 
@@ -238,6 +238,11 @@ static bool mpt__archive_check(mpt__archive *a) {
     return true;
 }
 
+static mpt__span mpt__span_of(const char *text) {
+    mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    return span;
+}
+
 /* The entry of a name among sorted ones, or NULL. */
 static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
     int64_t low = 0, high = count;
@@ -264,7 +269,7 @@ typedef struct {
 
 typedef struct {
     mpt__weight *rows;
-    int64_t count, capacity;
+    int64_t count;
 } mpt__weights;
 
 static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__tensor *tensor) {
@@ -280,13 +285,12 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt__buffer weight;
     mpt__walk walk;
     weights->rows = NULL;
-    weights->count = weights->capacity = 0;
+    weights->count = 0;
     if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, ctx, found);
     while (mpt__walk_weight(&walk, &weight)) weights->count++;
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
-    if (weights->rows == NULL) weights->count = 0;
-    weights->capacity = weights->count;
+    if (!weights->rows) weights->count = 0;
     mpt__walk_begin(&walk, ctx, found);
     for (int64_t row = 0; row < weights->count; row++) {
         mpt__walk_weight(&walk, &weight);
@@ -297,25 +301,8 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
 }
 
 static void mpt__weights_free(mpt_context *ctx, mpt__weights *weights) {
-    mpt__room_free(ctx, weights->rows, weights->capacity);
+    mpt__room_free(ctx, weights->rows, weights->count);
 }
-
-#ifdef MPTRAIN_NO_FRUGAL
-#define mpt__weights_adapt(ctx, weights) true
-#else
-/* Leaves those of adapters alone; an error where there are none. */
-static bool mpt__weights_adapt(mpt_context *ctx, mpt__weights *weights) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < weights->count; i++) {
-        const uint32_t parameter = weights->rows[i].tensor->parameter;
-        const mpt__module *of =
-            parameter ? mpt__module_slot(ctx, ctx->parameters[parameter - 1].module) : NULL;
-        if (of && of->lora == MPT__LORA_ADAPTER) weights->rows[count++] = weights->rows[i];
-    }
-    weights->count = count;
-    return count > 0 || mpt__reject(ctx, STATE, "the module has no adapters; mpt_lora makes them");
-}
-#endif
 
 /* ==== Save ==== */
 
@@ -422,18 +409,16 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
     return good;
 }
 
-/* `adapters`: of the weights of a module those of its adapters alone. */
-static mpt_status mpt__save_module(
-    mpt_module module, const char *path, const char *call, bool adapters) {
+mpt_status mpt_save(mpt_module module, const char *path) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
     mpt__saving saving = {ctx, &weights, &header, NULL};
-    if (!mpt__enter(ctx, call) || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
+    if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    if (mpt__weights_make(module, &weights) && (!adapters || mpt__weights_adapt(ctx, &weights))) {
+    if (mpt__weights_make(module, &weights)) {
         mpt__weights_sort(&weights);
         mpt__save_header(&weights, &header);
         header.size = header.length + 1;
@@ -451,24 +436,15 @@ static mpt_status mpt__save_module(
     return ctx->base.status;
 }
 
-mpt_status mpt_save(mpt_module module, const char *path) {
-    return mpt__save_module(module, path, "mpt_save", false);
-}
-
-mpt_status mpt_lora_save(mpt_module module, const char *path) {
-#ifdef MPTRAIN_NO_FRUGAL
-    (void)path;
-    return mpt__lora_missing(module.context, "mpt_lora_save");
-#else
-    return mpt__save_module(module, path, "mpt_lora_save", true);
-#endif
-}
-
 /* ==== Load ==== */
 
 MPT__DEFAULTS(mpt_load_config, config.strict = true;)
 
 enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
+
+static bool mpt__pattern_good(const char *pattern) {
+    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
 
 static bool mpt__rename_good(const mpt_rename *rule) {
     return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
@@ -504,8 +480,20 @@ static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name)
     return name.text[n] == '.' ? (int64_t)n + 1 : -1;
 }
 
-/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
-   one or the other half of `room`; false where that is too long. */
+/* Whether a name fits a pattern, and the text of its '*'. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+    const char *at = strchr(pattern, '*');
+    size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    size_t tail = at ? length - head - 1 : 0;
+    if (at ? name.length < head + tail : name.length != length) return false;
+    star->text = name.text + head;
+    star->length = name.length - head - tail;
+    return memcmp(pattern, name.text, head) == 0 &&
+        memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+}
+
+/* What the rules, each after the one before, make of an entry's name, in one half of `room` or the
+   other; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
     uint8_t room[2][MPT__LOAD_NAME]) {
     int64_t prefix = mpt__prefix_length(config, entry->name);
@@ -855,7 +843,7 @@ static mpt_status mpt__load_end(
     mpt_module module, mpt__archive *a, bool good, const mpt_load_config *config, int *loaded) {
     MPT__PLAIN_FLOATS;
     mpt_load_config defaults = mpt_load_config_default();
-    mpt__weights weights = {NULL, 0, 0};
+    mpt__weights weights = {NULL, 0};
     if (good && mpt__weights_make(module, &weights)) {
         int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
