@@ -194,8 +194,5 @@
 #define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
-#define v_pick MPT__V(pick)
-#define v_load_bytes MPT__V(load_bytes)
-#define v_store_bytes MPT__V(store_bytes)
 
 #endif

@@ -124,8 +124,5 @@
 #undef v_dot2
 #undef v_word
 #undef v_store_pair
-#undef v_pick
-#undef v_load_bytes
-#undef v_store_bytes
 
 #endif

@@ -45,7 +45,6 @@ typedef struct {
     int64_t first, count;
     int64_t held;      /* parameters of the block that are in the optimizer */
     int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
-    int64_t bytes, used, wanted; /* of moments with codes; wanted: by what is being taken */
 } mpt__optim_state;
 
 /* One parameter; its step count has the same index. */
@@ -55,7 +54,6 @@ typedef struct {
     uint32_t block;   /* the state's: where the parameter was when it came */
     bool had_grad;    /* in the pattern that the segments were built of */
     uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
-    int64_t place; /* of moments with codes, as in segments */
 } mpt__optim_item;
 
 /* The device scalars of an optimizer. */
@@ -91,7 +89,6 @@ typedef struct {
     int64_t row_count;
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
-    uint32_t codes; /* the table, as a storage; 0: moments are fp32 */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
     uint32_t stepped;          /* the context's updates after its last step */
     int uncleared;             /* steps in a row that found the gradients of the one before */

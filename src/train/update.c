@@ -35,7 +35,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
             int64_t offset = parameter->offset - state->first;
             if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
                 last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
-                item->history == history && !mpt__coded(optimizer)) {
+                item->history == history) {
                 last[MPT__SEGMENT_COUNT] += parameter->numel;
                 last[MPT__SEGMENT_STEPS]++;
                 continue;
@@ -47,7 +47,6 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
             last[MPT__SEGMENT_COUNT] = parameter->numel;
             last[MPT__SEGMENT_STEP] = i;
             last[MPT__SEGMENT_STEPS] = 1;
-            if (mpt__coded(optimizer)) last[MPT__SEGMENT_PLACE] = item->place;
         }
         state->rows = rows - state->row;
     }
@@ -366,13 +365,6 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
         if (state->mirror[k])
             mpt__operand_on(
                 launch, position[k], state->mirror[k], MPT_F32, 0, state->count, MPT__READ_WRITE);
-    for (int k = 0; k < MPT__MASTER && mpt__coded(optimizer); k++)
-        if (state->mirror[k])
-            mpt__operand_on(
-                launch, position[k], state->mirror[k], MPT_U8, 0, state->bytes, MPT__READ_WRITE);
-    if (mpt__coded(optimizer))
-        mpt__operand_on(
-            launch, 9, optimizer->codes, MPT_I32, 0, 2 * MPT__CODE_BOOK, MPT__READ);
     launch->slot[1] =
         block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
     launch->slot[2] = found_slot;
@@ -523,29 +515,6 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
 
 /* ==== State ==== */
 
-/* Where moment k of item i lies among bytes. */
-static void mpt__item_placed(
-    const mpt__optimizer *optimizer, int64_t i, int k, mpt__state_item *item) {
-    const int64_t place = optimizer->items[i].place;
-    if (k >= MPT__MASTER) return;
-    item->dtype = place < 0 ? MPT_U8 : MPT_F32;
-    item->offset = place < 0 ? ~place : place / 4;
-}
-
-/* The largest magnitudes behind the codes that were visited. */
-static mpt_status mpt__visit_peaks(mpt_context *ctx, char *name, const mpt__state_item *codes,
-    mpt__state_visitor visit, void *user) {
-    mpt__state_item item = *codes;
-    const size_t length = strlen(name);
-    mpt__format_text(name + length, MPT__STATE_NAME - length, ".absmax");
-    item.dtype = MPT_F32;
-    item.offset = (codes->offset + mpt__code_peaks(codes->count)) / 4;
-    item.count = mpt__code_blocks(codes->count);
-    item.shape.rank = 1;
-    item.shape.dim[0] = item.count;
-    return visit(ctx, user, &item);
-}
-
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
    applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(
@@ -569,14 +538,11 @@ static mpt_status mpt__optimizer_visit(
             item.count = step ? 1 : parameter->numel;
             item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
             item.module = parameter->module;
-            if (mpt__coded(optimizer)) mpt__item_placed(optimizer, i, k, &item);
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                 step                   ? "step"
                     : k == MPT__MASTER ? "master"
                                        : rule->moment[k].name);
             status = visit(ctx, user, &item);
-            if (mpt__coded(optimizer) && item.dtype == MPT_U8 && status == MPT_OK)
-                status = mpt__visit_peaks(ctx, name, &item, visit, user);
         }
     }
     if (status != MPT_OK) return status;

@@ -267,25 +267,6 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
-/* ==== Words: tables, bytes ==== */
-
-#ifndef MPTRAIN_NO_FRUGAL
-/* Numbers of a table, which has eight of them twice. Bytes of memory, one for each lane: the
-   lowest of its word. */
-MPT__OP v_f v_pick(const float *table, v_i at) {
-    return _mm256_permutevar8x32_ps(v_load(table), at);
-}
-MPT__OP v_i v_load_bytes(const uint8_t *p) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
-}
-MPT__OP void v_store_bytes(uint8_t *p, v_i a) {
-    a = v_iand(a, v_iset(255));
-    const __m128i low = _mm256_castsi256_si128(a), high = _mm256_extracti128_si256(a, 1);
-    const __m128i pairs = _mm_packus_epi32(low, high);
-    _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(pairs, pairs));
-}
-#endif
-
 /* ==== Words: 16 elements of 16 bits ==== */
 
 #ifndef MPTRAIN_NO_CONV

@@ -265,19 +265,6 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + 16 * (dtype == MPT_F32 ? 4 : 2), b, 16, dtype);
 }
 
-#ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
-    return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, v_load(table));
-}
-MPT__OP v_i v_load_bytes(const uint8_t *p) {
-    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
-    return _mm512_maskz_cvtepu8_epi32(MPT__V16_ALL, bytes);
-}
-MPT__OP void v_store_bytes(uint8_t *p, v_i a) {
-    _mm_storeu_si128((__m128i *)(void *)p, _mm512_maskz_cvtepi32_epi8(MPT__V16_ALL, a));
-}
-#endif
-
 /* ==== Kernels of its own ==== */
 
 /* Two registers of the table per look-up; the higher bits of the index select a result. */

@@ -188,25 +188,6 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
 }
 
-/* ==== Words: tables, bytes ==== */
-
-#ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
-    const float words[4] = {table[vgetq_lane_s32(at, 0) & 7], table[vgetq_lane_s32(at, 1) & 7],
-        table[vgetq_lane_s32(at, 2) & 7], table[vgetq_lane_s32(at, 3) & 7]};
-    return vld1q_f32(words);
-}
-MPT__OP v_i v_load_bytes(const uint8_t *p) {
-    const int32_t words[4] = {p[0], p[1], p[2], p[3]};
-    return vld1q_s32(words);
-}
-MPT__OP void v_store_bytes(uint8_t *p, v_i a) {
-    const uint16x4_t pairs = vmovn_u32(vreinterpretq_u32_s32(a));
-    const uint8x8_t bytes = vmovn_u16(vcombine_u16(pairs, pairs));
-    memcpy(p, &bytes, 4);
-}
-#endif
-
 /* ==== Words: 8 elements of 16 bits ==== */
 
 #ifndef MPTRAIN_NO_CONV

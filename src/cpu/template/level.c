@@ -42,7 +42,6 @@
 #include "cpu/template/recurrent.c"
 #include "cpu/template/pool.c"
 #include "cpu/template/planes.c"
-#include "cpu/template/codes.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -105,12 +104,6 @@ static const mpt__routines MPT__LEVEL(routines) = {
     ,
     MPT__LEVEL(cell),
     MPT__LEVEL(cell_slopes)
-#endif
-#ifndef MPTRAIN_NO_FRUGAL
-    ,
-    MPT__LEVEL(decode),
-    MPT__LEVEL(code_peak),
-    MPT__LEVEL(encode)
 #endif
 };
 
