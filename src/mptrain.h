@@ -53,7 +53,6 @@ MPT__BEGIN_KERNELS
 #include "cpu/vocabulary.h"
 #include "cpu/level/one.c"
 #include "cpu/elementwise.c"
-#include "cpu/gates.c"
 #include "cpu/halves.c"
 #include "cpu/rows.c"
 #include "cpu/loss.c"
@@ -172,7 +171,6 @@ MPT__BEGIN_COLD
 #include "train/average.c"
 MPT__END_REGION
 #include "train/update.c"
-#include "train/inside.c"
 #include "train/scaler.c"
 MPT__BEGIN_COLD
 #include "train/own.c"

@@ -112,10 +112,6 @@ typedef struct {
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
     uint32_t since; /* updates that were completed when its gradient began */
-#ifndef MPTRAIN_NO_FRUGAL
-    bool inside;   /* the backward under way updates it and gives its gradient back */
-    uint32_t last; /* number of the record after which that is done; UINT32_MAX: after all */
-#endif
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -185,12 +181,6 @@ typedef struct mpt__record {
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
     uint8_t repeats;          /* mpt__repeats */
-#ifndef MPTRAIN_NO_FRUGAL
-    uint8_t gate;             /* 1 + position in saved of a relu's result, of which .. */
-    uint8_t gates;            /* .. only bits are left, at 1 + this position */
-    uint8_t gaters;           /* records that read it and do what the relu's backward would */
-    bool gater;               /* it is one of these */
-#endif
     uint32_t number;          /* index in ctx->records */
     uint32_t references;      /* outputs alive */
     struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
@@ -505,15 +495,6 @@ struct mpt_context {
     /* Whether output 0 of a call can be computed again from what forward saved; does so. */
     bool (*can_repeat)(const mpt__frame *frame);
     mpt__op_fn repeat;
-#ifndef MPTRAIN_NO_FRUGAL
-    /* Nothing but the record of the op that made a tensor needs it any more. */
-    void (*shrink)(mpt_context *ctx, mpt__tensor *tensor);
-    /* Of backward, where an optimizer updates inside it (else NULL): before the first record of a
-       walk, after each, at the end. */
-    mpt_status (*inside_begin)(mpt_context *ctx, const mpt__record *order, bool retain);
-    mpt_status (*inside_record)(mpt_context *ctx, const mpt__record *record);
-    mpt_status (*inside_end)(mpt_context *ctx, mpt_status status);
-#endif
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__listener listeners[MPT__MAX_LISTENERS];

@@ -166,8 +166,6 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *rec
         ctx->dying_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
         if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
-        mpt__record *from = record->gater ? record->in[0]->record : NULL;
-        if (from && from->gaters) from->gaters--;
 #endif
         if (record->n_saved > 0) mpt__record_unsave(ctx, record);
         for (int i = 0; i < record->n_in; i++) {
@@ -221,10 +219,6 @@ static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
     bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     tensor->handle = 0;
     if (!needed) mpt__tensor_settle(ctx, tensor);
-#ifndef MPTRAIN_NO_FRUGAL
-    else if (tensor->saves == 1 && tensor->record && tensor->record->gate)
-        ctx->shrink(ctx, tensor);
-#endif
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */

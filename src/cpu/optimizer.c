@@ -5,7 +5,6 @@
 #ifndef MPT__CPU_OPTIMIZER_INCLUDED
 #define MPT__CPU_OPTIMIZER_INCLUDED
 
-#include "cpu/gates.c"
 #include "cpu/halves.c"
 #include "cpu/recurrent.c"
 
@@ -597,9 +596,6 @@ static const mpt__routines mpt__ref_routines = {
 #ifndef MPTRAIN_NO_RECURRENT
     mpt__ref_cell,
     mpt__ref_cell_slopes,
-#endif
-#ifndef MPTRAIN_NO_FRUGAL
-    NULL,
 #endif
 };
 

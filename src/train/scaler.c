@@ -9,7 +9,7 @@
 #ifndef MPT__TRAIN_SCALER_INCLUDED
 #define MPT__TRAIN_SCALER_INCLUDED
 
-#include "train/inside.c"
+#include "train/update.c"
 
 /* The device scalars of a scaler. */
 enum {
@@ -250,10 +250,6 @@ mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(ctx);
     bool enabled = scaler->config.enabled;
-    if (!enabled && mpt__stepped_inside(ctx, optimizer)) {
-        scaler->stepped = true;
-        return MPT_OK;
-    }
     if (enabled && !optimizer->checked)
         mpt__scaler_unscale(ctx, scaler, optimizer, false);
     else
