@@ -4290,14 +4290,18 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 
 /* How hard gcc works on regions of rooms under -O2 and more: half of the time that gcc takes at -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
-   the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no
-   more instructions than with -O2. Between regions gcc inlines only what it is forced to, so rooms
-   that share small functions share one. clang can only make what is COLD small, which takes a
-   sixth of its time and a seventh of the object; gcc for Windows keeps vectors on a stack that
-   is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+   the object), without passes that take a seventh of the time for all above the waist and save it a
+   thousandth of its bytes. DATA: loops over pixels and characters. KERNELS: loops over elements,
+   which need no more instructions than with -O2. Between regions gcc inlines only what it is forced
+   to, so rooms that share small functions share one. clang can only make what is COLD small, which
+   takes a sixth of its time and a seventh of the object; gcc for Windows keeps vectors on a stack
+   that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
 	!defined(__OPTIMIZE_SIZE__)
-#define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#define MPT__BEGIN_COLD \
+	_Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-ivopts\")") \
+		_Pragma("GCC optimize(\"no-tree-pta\", \"no-tree-vrp\", \"no-tree-pre\")") \
+			_Pragma("GCC optimize(\"no-schedule-insns2\")")
 #define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define MPT__BEGIN_KERNELS \
 	MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
@@ -20761,6 +20765,7 @@ static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, cons
 #define mpt__tell_watchers mpt__tell
 #endif
 
+MPT__BEGIN_COLD
 /* ----
  * core/share.c: memory that several contexts read.
  *
@@ -20902,6 +20907,7 @@ static MPT__COLD bool mpt__launches_refused(
 }
 #endif
 
+MPT__END_REGION
 /* ----
  * core/storage.c: public calls, the pool, launches, storages.
  * ---- */
@@ -21230,8 +21236,9 @@ static MPT__FORCE_INLINE uint32_t mpt__idle_take(
 	return id ? id : mpt__idle_above(ctx, wanted, kind);
 }
 
-/* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
-   then finds the row that is spare meanwhile. */
+#ifndef MPTRAIN_NO_WATCH
+/* Memory without a row, for what anomaly mode computes again; it must go back by mpt__pool_give,
+   which then finds the row that is spare meanwhile. */
 static void *mpt__pool_take(
 	mpt_context *ctx, int64_t bytes, mpt_memory_kind kind, int *size_class) {
 	uint32_t id = mpt__idle_take(ctx, bytes, kind);
@@ -21242,6 +21249,7 @@ static void *mpt__pool_take(
 	mpt__storage_spare(ctx, id);
 	return pointer;
 }
+#endif
 
 static void mpt__pool_give(mpt_context *ctx, void *pointer, int size_class) {
 	uint32_t id = ctx->free_storage;
@@ -22569,6 +22577,7 @@ static MPT__FORCE_INLINE bool mpt__gemm_source(
 	return source->storage != 0;
 }
 
+MPT__BEGIN_COLD
 /* ----
  * core/region.c: parts of a forward that keep nothing for backward, which runs them again.
  *
@@ -22930,6 +22939,7 @@ static bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
 	return saved && ctx->storages[saved->storage].version == record->saved_version[0];
 }
 
+MPT__END_REGION
 /* ----
  * core/autograd.c: op calls, the tape, backward.
  *
@@ -26934,6 +26944,7 @@ mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
 }
 MPT__END_REGION
 
+MPT__BEGIN_COLD
 /* ----
  * ops/shape.c: views, copies, casts, concatenation.
  * ---- */
@@ -27435,7 +27446,6 @@ mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
 }
 MPT__END_REGION
 
-MPT__BEGIN_COLD
 /* ----
  * ops/index.c: ops by index and by place: gather, sort, one_hot, flip, triangles, padding.
  * ---- */
@@ -44284,7 +44294,6 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
 	return status;
 }
 
-MPT__END_REGION
 /* ----
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
@@ -44914,7 +44923,6 @@ double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
 }
 MPT__END_REGION
 
-MPT__BEGIN_COLD
 /* ----
  * train/average.c: averages of weights over the steps of an optimizer: EMA and SWA.
  *

@@ -87,11 +87,15 @@ MPT__END_REGION
 #ifdef MPTRAIN_IMPLEMENTATION
 #include "core/context.h"
 #include "core/events.c"
+MPT__BEGIN_COLD
 #include "core/share.c"
+MPT__END_REGION
 #include "core/storage.c"
 #include "core/tensor.c"
 #include "core/autocast.c"
+MPT__BEGIN_COLD
 #include "core/region.c"
+MPT__END_REGION
 #include "core/autograd.c"
 MPT__BEGIN_COLD
 #include "core/plan.c"
@@ -105,8 +109,8 @@ MPT__END_REGION
 #include "ops/elementwise.c"
 #include "ops/matmul.c"
 #include "ops/reduce.c"
-#include "ops/shape.c"
 MPT__BEGIN_COLD
+#include "ops/shape.c"
 #include "ops/index.c"
 MPT__END_REGION
 #include "ops/loss.c"
@@ -165,9 +169,7 @@ MPT__END_REGION
 #include "train/optimizer.h"
 MPT__BEGIN_COLD
 #include "train/rates.c"
-MPT__END_REGION
 #include "train/optimizers.c"
-MPT__BEGIN_COLD
 #include "train/average.c"
 MPT__END_REGION
 #include "train/update.c"

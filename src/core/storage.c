@@ -330,8 +330,9 @@ static MPT__FORCE_INLINE uint32_t mpt__idle_take(
     return id ? id : mpt__idle_above(ctx, wanted, kind);
 }
 
-/* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
-   then finds the row that is spare meanwhile. */
+#ifndef MPTRAIN_NO_WATCH
+/* Memory without a row, for what anomaly mode computes again; it must go back by mpt__pool_give,
+   which then finds the row that is spare meanwhile. */
 static void *mpt__pool_take(
     mpt_context *ctx, int64_t bytes, mpt_memory_kind kind, int *size_class) {
     uint32_t id = mpt__idle_take(ctx, bytes, kind);
@@ -342,6 +343,7 @@ static void *mpt__pool_take(
     mpt__storage_spare(ctx, id);
     return pointer;
 }
+#endif
 
 static void mpt__pool_give(mpt_context *ctx, void *pointer, int size_class) {
     uint32_t id = ctx->free_storage;
