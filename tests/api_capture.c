@@ -804,6 +804,41 @@ TEST(repeated_steps_take_what_one_takes) {
     CHECK(captured <= eager + eager / 20 + inputs + forms);
 }
 
+/* Refused memory, wherever the first replay asks for it, is an error; the next replay is whole. */
+TEST(replays_go_on_where_memory_was_refused) {
+    float want[256], got[256];
+    int64_t failing = 0, refused;
+    for (int failures = 1; failures < 3; failures++)
+        for (failing = refused = 1; refused; failing++) {
+            arena memory;
+            mpt_config config = mpt_config_default();
+            config.device = MPT_DEVICE_CPU; /* whose memory the callback gives */
+            arena_use(&memory, &config);
+            mpt_context *c = mpt_create(&config);
+            mpt_tensor x = mpt_rand(c, MPT_F32, MPT_SHAPE(256)), out = mpt_neg(x);
+            CHECK_EQ_INT(mpt_record_begin(c), MPT_OK);
+            mpt_scope_begin(c);
+            mpt_copy_(out, mpt_mul(mpt_gelu(mpt_softmax(x, 0)), mpt_cumsum(mpt_exp(x), 0)));
+            mpt_scope_end(c);
+            mpt_recording recording = mpt_record_end(c);
+            mpt_read_f32(out, want, 256);
+            mpt_fill_(out, 7);
+            memory.fail_at = memory.calls + failing, memory.failures = failures;
+            mpt_status status = mpt_replay(recording);
+            refused = memory.refused;
+            CHECK(status == MPT_OK || (refused && status == MPT_ERROR_MEMORY));
+            memory.fail_at = 0;
+            mpt_clear_error(c);
+            CHECK_EQ_INT(mpt_replay(recording), MPT_OK);
+            mpt_read_f32(out, got, 256);
+            CHECK_EQ_BITS(got, want, sizeof want);
+            check_ok(c);
+            mpt_destroy(c);
+            CHECK_EQ_INT(memory.live, 0);
+        }
+    CHECK(failing > 3); /* there was something to refuse */
+}
+
 TEST_TABLE = {
     T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
@@ -820,6 +855,7 @@ TEST_TABLE = {
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
     T(parameters_elsewhere_are_recorded_anew),
     T(repeated_steps_take_what_one_takes),
+    T(replays_go_on_where_memory_was_refused),
 };
 
 TEST_MAIN

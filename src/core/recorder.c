@@ -93,6 +93,12 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
     mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 
+static void mpt__replay_forget(mpt_context *ctx, mpt__recording *recorder) {
+    mpt__host_free(
+        ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
+    recorder->offset = NULL;
+}
+
 static void mpt__recorder_free(mpt_context *ctx, void *object) {
     mpt__recording *recorder = (mpt__recording *)object;
     for (int64_t i = 0; i < recorder->held.count; i++) {
@@ -102,8 +108,7 @@ static void mpt__recorder_free(mpt_context *ctx, void *object) {
     for (int64_t i = 0; i < recorder->retired.count; i++)
         mpt__storage_spare(ctx, recorder->retired.id[i]);
     mpt__room_free(ctx, recorder->launches, recorder->capacity);
-    mpt__host_free(
-        ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
+    mpt__replay_forget(ctx, recorder);
     mpt__ids_free(ctx, &recorder->retired);
     mpt__ids_free(ctx, &recorder->held);
     mpt__ids_free(ctx, &recorder->work);
@@ -206,7 +211,10 @@ static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
     mpt__host_free(ctx, room, (size_t)n * 2 * sizeof *room);
     mpt__host_free(ctx, where, (size_t)ids * sizeof *where);
 #endif
-    if (made) mpt__pool_trim(ctx);
+    if (made)
+        mpt__pool_trim(ctx);
+    else
+        mpt__replay_forget(ctx, recorder);
     return made;
 }
 
