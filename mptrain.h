@@ -20323,6 +20323,9 @@ typedef struct mpt__record {
 	uint8_t layout;           /* mpt__layout; as decided in forward */
 	uint8_t compute_dtype;    /* what the policy decided in forward */
 	uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+#ifndef MPTRAIN_NO_FRUGAL
+	uint8_t asks; /* of mpt__asks */
+#endif
 	uint8_t repeats;          /* mpt__repeats */
 	uint32_t number;          /* index in ctx->records */
 	uint32_t references;      /* outputs alive */
@@ -20340,7 +20343,6 @@ typedef struct mpt__record {
 #ifndef MPTRAIN_NO_FRUGAL
 	struct mpt__region *region, *inner;  /* whose call it is; which one it stands for; or NULL */
 	struct mpt__record *before, *after;  /* in the order of that region's calls */
-	uint8_t asks;                        /* of mpt__asks */
 	uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS]; /* of saved: number of the input, or .. */
 #endif
 } mpt__record;
@@ -20602,6 +20604,7 @@ struct mpt_context {
 #ifndef MPTRAIN_NO_FRUGAL
 	mpt__region *region, *free_region, *regions; /* under way; free ones; all that were made */
 	uint32_t region_count;                       /* begun so far */
+	mpt__op_row silent; /* of a call that is left out: its op's, without a forward */
 	bool runs_again;
 #endif
 
@@ -20765,7 +20768,6 @@ static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, cons
 #define mpt__tell_watchers mpt__tell
 #endif
 
-MPT__BEGIN_COLD
 /* ----
  * core/share.c: memory that several contexts read.
  *
@@ -20907,7 +20909,6 @@ static MPT__COLD bool mpt__launches_refused(
 }
 #endif
 
-MPT__END_REGION
 /* ----
  * core/storage.c: public calls, the pool, launches, storages.
  * ---- */
@@ -21798,7 +21799,6 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
 	ctx->free_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
 	record->region = NULL;
-	record->asks = 0;
 #endif
 	return record;
 }
@@ -21863,6 +21863,27 @@ static void mpt__ask_always(mpt__tensor *const *in, int n_in) {
 }
 #endif
 
+static MPT__FORCE_INLINE void mpt__record_ends(mpt_context *ctx, mpt__record *record) {
+	if (record->n_saved > 0) mpt__record_unsave(ctx, record);
+	for (int i = 0; i < record->n_in; i++) {
+		mpt__tensor *input = record->in[i];
+		if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
+	}
+	record->live = 0;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* The same where something asks for the record: its region may need it beyond its end. */
+static MPT__NOINLINE void mpt__record_ends_asking(mpt_context *ctx, mpt__record *record) {
+	if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+	mpt__record_ends(ctx, record);
+	if (record->region)
+		mpt__region_leave(ctx, record);
+	else
+		mpt__record_spare(ctx, record);
+}
+#endif
+
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
 static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *record) {
@@ -21874,20 +21895,12 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *rec
 	while ((record = ctx->dying_record) != NULL) {
 		ctx->dying_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
-		if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
-#endif
-		if (record->n_saved > 0) mpt__record_unsave(ctx, record);
-		for (int i = 0; i < record->n_in; i++) {
-			mpt__tensor *input = record->in[i];
-			if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
-		}
-		record->live = 0;
-#ifndef MPTRAIN_NO_FRUGAL
-		if (record->region) {
-			mpt__region_leave(ctx, record);
+		if (MPT__UNLIKELY(record->asks != 0)) {
+			mpt__record_ends_asking(ctx, record);
 			continue;
 		}
 #endif
+		mpt__record_ends(ctx, record);
 		mpt__record_spare(ctx, record);
 	}
 	ctx->releasing_records = false;
@@ -22642,6 +22655,11 @@ static MPT__NOINLINE bool mpt__region_call(mpt__frame *frame) {
 	if (!frame->twin) return false;
 	frame->records = frame->twin->asks & MPT__ASKS_GRADIENT;
 	frame->skips = !(frame->twin->asks & (MPT__ASKS_ALWAYS | MPT__ASKS_NOW));
+	if (frame->skips) { /* shapes are made, values are not */
+		ctx->silent = *frame->row;
+		ctx->silent.forward = NULL;
+		frame->row = &ctx->silent;
+	}
 	frame->twin->asks &= (uint8_t)~MPT__ASKS_NOW;
 	return true;
 }
@@ -22746,7 +22764,7 @@ static mpt__region *mpt__region_new(
 	region->number = ++ctx->region_count;
 	region->autocast = ctx->autocast[ctx->autocast_depth];
 	mpt__region_note(ctx, region);
-	head->op = 0;
+	head->op = head->asks = 0;
 	head->live = head->done = head->n_out = 0;
 	head->n_in = head->n_saved = (uint8_t)region->n_in;
 	for (int i = 0; i < region->n_in; i++) {
@@ -22929,16 +22947,6 @@ static MPT__NOINLINE void mpt__region_used(mpt_context *ctx, mpt__record *record
 
 #endif /* MPTRAIN_NO_FRUGAL */
 
-/* What a record saved first is there, and as it was. */
-static bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
-#ifndef MPTRAIN_NO_FRUGAL
-	if (record->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, record->region) != MPT_OK)
-		return false;
-#endif
-	const mpt__tensor *saved = record->saved[0];
-	return saved && ctx->storages[saved->storage].version == record->saved_version[0];
-}
-
 MPT__END_REGION
 /* ----
  * core/autograd.c: op calls, the tape, backward.
@@ -23093,6 +23101,9 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
 	record->n_out = (uint8_t)n_out;
 	record->references = (uint32_t)n_out;
 	record->n_saved = record->again = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+	record->asks = 0;
+#endif
 	frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
 	frame->row = &ctx->ops[op];
 	frame->op = op;
@@ -23166,9 +23177,6 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
-#ifndef MPTRAIN_NO_FRUGAL
-	if (mpt__in_region(frame->context) && frame->skips) return MPT_OK;
-#endif
 	mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
 	mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
 	mpt__launch_origin(frame->context, MPT__OTHER, 0);
@@ -23444,6 +23452,16 @@ static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *l
 										 : "what is no op";
 }
 
+/* What a record saved first is there, and as it was. */
+static MPT__INLINE bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (record->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, record->region) != MPT_OK)
+		return false;
+#endif
+	const mpt__tensor *saved = record->saved[0];
+	return saved && ctx->storages[saved->storage].version == record->saved_version[0];
+}
+
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *ctx, const mpt__record *record) {
 	if (record->done)
@@ -23519,15 +23537,18 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
 	return MPT_OK;
 }
 
-static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
-	mpt__frame frame;
+static MPT__FORCE_INLINE bool mpt__any_gradient(const mpt__record *record) {
 	bool any = false;
 	for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+	return any;
+}
+
+static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
+	mpt_context *ctx, mpt__record *record, bool retain) {
+	mpt__frame frame;
+	const bool any = mpt__any_gradient(record);
 	mpt_status status = MPT_OK;
-#ifndef MPTRAIN_NO_FRUGAL
-	if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
-#endif
-	if (MPT__RECOMPUTES && any && status == MPT_OK && record->again && !record->done)
+	if (MPT__RECOMPUTES && any && record->again && !record->done)
 		status = mpt__save_again(ctx, record);
 	if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
 	if (any && status == MPT_OK) {
@@ -23540,10 +23561,27 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
 		record->done = 1;
 		mpt__record_unsave(ctx, record);
 	}
-#ifndef MPTRAIN_NO_FRUGAL
-	if (record->region && status == MPT_OK) mpt__region_used(ctx, record, retain);
-#endif
 	return status;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* The same of a region's call. */
+static MPT__NOINLINE mpt_status mpt__backward_in_region(
+	mpt_context *ctx, mpt__record *record, bool retain) {
+	mpt_status status = MPT_OK;
+	if (mpt__any_gradient(record) && record->asks & MPT__ASKS_HOLES)
+		status = mpt__region_fill(ctx, record->region);
+	if (status == MPT_OK) status = mpt__backward_plainly(ctx, record, retain);
+	if (status == MPT_OK) mpt__region_used(ctx, record, retain);
+	return status;
+}
+#endif
+
+static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (MPT__UNLIKELY(record->region != NULL)) return mpt__backward_in_region(ctx, record, retain);
+#endif
+	return mpt__backward_plainly(ctx, record, retain);
 }
 
 /* Gives up gradients that a failed pass left in records. */
@@ -24023,6 +24061,12 @@ static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
 	mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 
+static void mpt__replay_forget(mpt_context *ctx, mpt__recording *recorder) {
+	mpt__host_free(
+		ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
+	recorder->offset = NULL;
+}
+
 static void mpt__recorder_free(mpt_context *ctx, void *object) {
 	mpt__recording *recorder = (mpt__recording *)object;
 	for (int64_t i = 0; i < recorder->held.count; i++) {
@@ -24032,8 +24076,7 @@ static void mpt__recorder_free(mpt_context *ctx, void *object) {
 	for (int64_t i = 0; i < recorder->retired.count; i++)
 		mpt__storage_spare(ctx, recorder->retired.id[i]);
 	mpt__room_free(ctx, recorder->launches, recorder->capacity);
-	mpt__host_free(
-		ctx, recorder->offset, (size_t)recorder->retired.count * sizeof *recorder->offset);
+	mpt__replay_forget(ctx, recorder);
 	mpt__ids_free(ctx, &recorder->retired);
 	mpt__ids_free(ctx, &recorder->held);
 	mpt__ids_free(ctx, &recorder->work);
@@ -24136,7 +24179,10 @@ static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
 	mpt__host_free(ctx, room, (size_t)n * 2 * sizeof *room);
 	mpt__host_free(ctx, where, (size_t)ids * sizeof *where);
 #endif
-	if (made) mpt__pool_trim(ctx);
+	if (made)
+		mpt__pool_trim(ctx);
+	else
+		mpt__replay_forget(ctx, recorder);
 	return made;
 }
 
@@ -27964,8 +28010,8 @@ static bool mpt__nll_fuses(mpt_context *ctx, const mpt__tensor *x) {
 	const mpt__record *below = x->record;
 	if (!below || x->nodes != 1 || !mpt__tensor_contiguous(x)) return false;
 	return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
-		!below->done && !below->grad[0] && mpt__still_saved(ctx, below) &&
-		(below->saved[0] == x || mpt__was_region(below));
+		!below->done && !below->grad[0] &&
+		(below->saved[0] == x || (mpt__was_region(below) && mpt__still_saved(ctx, below)));
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
@@ -40689,7 +40735,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
    given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
    a handle of it by. From child *at on to about `end`; *at is then the next one. */
-static mpt__tensor *mpt__sequential_part(
+static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
 	mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
 	mpt__tensor *now = x;
 	bool watched = mpt__module_root(ctx, module)->watched;
@@ -40747,7 +40793,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 
 /* A module's forward, its state put in force but not taken back. What is made by layers alone comes
    as *made, not in out. */
-static void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
+static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
 	int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
 	if (found->cls.forward) {
 		mpt__module_begin(ctx, found);
@@ -44294,6 +44340,7 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
 	return status;
 }
 
+MPT__END_REGION
 /* ----
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
@@ -44923,6 +44970,7 @@ double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
 }
 MPT__END_REGION
 
+MPT__BEGIN_COLD
 /* ----
  * train/average.c: averages of weights over the steps of an optimizer: EMA and SWA.
  *

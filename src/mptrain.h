@@ -87,9 +87,7 @@ MPT__END_REGION
 #ifdef MPTRAIN_IMPLEMENTATION
 #include "core/context.h"
 #include "core/events.c"
-MPT__BEGIN_COLD
 #include "core/share.c"
-MPT__END_REGION
 #include "core/storage.c"
 #include "core/tensor.c"
 #include "core/autocast.c"
@@ -169,7 +167,9 @@ MPT__END_REGION
 #include "train/optimizer.h"
 MPT__BEGIN_COLD
 #include "train/rates.c"
+MPT__END_REGION
 #include "train/optimizers.c"
+MPT__BEGIN_COLD
 #include "train/average.c"
 MPT__END_REGION
 #include "train/update.c"

@@ -155,6 +155,9 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
     record->n_saved = record->again = 0;
+#ifndef MPTRAIN_NO_FRUGAL
+    record->asks = 0;
+#endif
     frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
     frame->row = &ctx->ops[op];
     frame->op = op;
@@ -228,9 +231,6 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
-#ifndef MPTRAIN_NO_FRUGAL
-    if (mpt__in_region(frame->context) && frame->skips) return MPT_OK;
-#endif
     mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
     mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
     mpt__launch_origin(frame->context, MPT__OTHER, 0);
@@ -506,6 +506,16 @@ static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *l
                                          : "what is no op";
 }
 
+/* What a record saved first is there, and as it was. */
+static MPT__INLINE bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (record->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, record->region) != MPT_OK)
+        return false;
+#endif
+    const mpt__tensor *saved = record->saved[0];
+    return saved && ctx->storages[saved->storage].version == record->saved_version[0];
+}
+
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *ctx, const mpt__record *record) {
     if (record->done)
@@ -581,15 +591,18 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
     return MPT_OK;
 }
 
-static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
-    mpt__frame frame;
+static MPT__FORCE_INLINE bool mpt__any_gradient(const mpt__record *record) {
     bool any = false;
     for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+    return any;
+}
+
+static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
+    mpt_context *ctx, mpt__record *record, bool retain) {
+    mpt__frame frame;
+    const bool any = mpt__any_gradient(record);
     mpt_status status = MPT_OK;
-#ifndef MPTRAIN_NO_FRUGAL
-    if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
-#endif
-    if (MPT__RECOMPUTES && any && status == MPT_OK && record->again && !record->done)
+    if (MPT__RECOMPUTES && any && record->again && !record->done)
         status = mpt__save_again(ctx, record);
     if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
     if (any && status == MPT_OK) {
@@ -602,10 +615,27 @@ static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bo
         record->done = 1;
         mpt__record_unsave(ctx, record);
     }
-#ifndef MPTRAIN_NO_FRUGAL
-    if (record->region && status == MPT_OK) mpt__region_used(ctx, record, retain);
-#endif
     return status;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* The same of a region's call. */
+static MPT__NOINLINE mpt_status mpt__backward_in_region(
+    mpt_context *ctx, mpt__record *record, bool retain) {
+    mpt_status status = MPT_OK;
+    if (mpt__any_gradient(record) && record->asks & MPT__ASKS_HOLES)
+        status = mpt__region_fill(ctx, record->region);
+    if (status == MPT_OK) status = mpt__backward_plainly(ctx, record, retain);
+    if (status == MPT_OK) mpt__region_used(ctx, record, retain);
+    return status;
+}
+#endif
+
+static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (MPT__UNLIKELY(record->region != NULL)) return mpt__backward_in_region(ctx, record, retain);
+#endif
+    return mpt__backward_plainly(ctx, record, retain);
 }
 
 /* Gives up gradients that a failed pass left in records. */

@@ -180,6 +180,9 @@ typedef struct mpt__record {
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+#ifndef MPTRAIN_NO_FRUGAL
+    uint8_t asks; /* of mpt__asks */
+#endif
     uint8_t repeats;          /* mpt__repeats */
     uint32_t number;          /* index in ctx->records */
     uint32_t references;      /* outputs alive */
@@ -197,7 +200,6 @@ typedef struct mpt__record {
 #ifndef MPTRAIN_NO_FRUGAL
     struct mpt__region *region, *inner;  /* whose call it is; which one it stands for; or NULL */
     struct mpt__record *before, *after;  /* in the order of that region's calls */
-    uint8_t asks;                        /* of mpt__asks */
     uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS]; /* of saved: number of the input, or .. */
 #endif
 } mpt__record;
@@ -459,6 +461,7 @@ struct mpt_context {
 #ifndef MPTRAIN_NO_FRUGAL
     mpt__region *region, *free_region, *regions; /* under way; free ones; all that were made */
     uint32_t region_count;                       /* begun so far */
+    mpt__op_row silent; /* of a call that is left out: its op's, without a forward */
     bool runs_again;
 #endif
 

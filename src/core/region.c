@@ -66,6 +66,11 @@ static MPT__NOINLINE bool mpt__region_call(mpt__frame *frame) {
     if (!frame->twin) return false;
     frame->records = frame->twin->asks & MPT__ASKS_GRADIENT;
     frame->skips = !(frame->twin->asks & (MPT__ASKS_ALWAYS | MPT__ASKS_NOW));
+    if (frame->skips) { /* shapes are made, values are not */
+        ctx->silent = *frame->row;
+        ctx->silent.forward = NULL;
+        frame->row = &ctx->silent;
+    }
     frame->twin->asks &= (uint8_t)~MPT__ASKS_NOW;
     return true;
 }
@@ -170,7 +175,7 @@ static mpt__region *mpt__region_new(
     region->number = ++ctx->region_count;
     region->autocast = ctx->autocast[ctx->autocast_depth];
     mpt__region_note(ctx, region);
-    head->op = 0;
+    head->op = head->asks = 0;
     head->live = head->done = head->n_out = 0;
     head->n_in = head->n_saved = (uint8_t)region->n_in;
     for (int i = 0; i < region->n_in; i++) {
@@ -352,15 +357,5 @@ static MPT__NOINLINE void mpt__region_used(mpt_context *ctx, mpt__record *record
 }
 
 #endif /* MPTRAIN_NO_FRUGAL */
-
-/* What a record saved first is there, and as it was. */
-static bool mpt__still_saved(mpt_context *ctx, const mpt__record *record) {
-#ifndef MPTRAIN_NO_FRUGAL
-    if (record->asks & MPT__ASKS_HOLES && mpt__region_fill(ctx, record->region) != MPT_OK)
-        return false;
-#endif
-    const mpt__tensor *saved = record->saved[0];
-    return saved && ctx->storages[saved->storage].version == record->saved_version[0];
-}
 
 #endif

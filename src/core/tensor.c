@@ -89,7 +89,6 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
     ctx->free_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
     record->region = NULL;
-    record->asks = 0;
 #endif
     return record;
 }
@@ -154,6 +153,27 @@ static void mpt__ask_always(mpt__tensor *const *in, int n_in) {
 }
 #endif
 
+static MPT__FORCE_INLINE void mpt__record_ends(mpt_context *ctx, mpt__record *record) {
+    if (record->n_saved > 0) mpt__record_unsave(ctx, record);
+    for (int i = 0; i < record->n_in; i++) {
+        mpt__tensor *input = record->in[i];
+        if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
+    }
+    record->live = 0;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* The same where something asks for the record: its region may need it beyond its end. */
+static MPT__NOINLINE void mpt__record_ends_asking(mpt_context *ctx, mpt__record *record) {
+    if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+    mpt__record_ends(ctx, record);
+    if (record->region)
+        mpt__region_leave(ctx, record);
+    else
+        mpt__record_spare(ctx, record);
+}
+#endif
+
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
 static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *record) {
@@ -165,20 +185,12 @@ static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *rec
     while ((record = ctx->dying_record) != NULL) {
         ctx->dying_record = record->next;
 #ifndef MPTRAIN_NO_FRUGAL
-        if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
-#endif
-        if (record->n_saved > 0) mpt__record_unsave(ctx, record);
-        for (int i = 0; i < record->n_in; i++) {
-            mpt__tensor *input = record->in[i];
-            if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
-        }
-        record->live = 0;
-#ifndef MPTRAIN_NO_FRUGAL
-        if (record->region) {
-            mpt__region_leave(ctx, record);
+        if (MPT__UNLIKELY(record->asks != 0)) {
+            mpt__record_ends_asking(ctx, record);
             continue;
         }
 #endif
+        mpt__record_ends(ctx, record);
         mpt__record_spare(ctx, record);
     }
     ctx->releasing_records = false;

@@ -879,7 +879,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
    given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
    a handle of it by. From child *at on to about `end`; *at is then the next one. */
-static mpt__tensor *mpt__sequential_part(
+static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
     mpt__tensor *now = x;
     bool watched = mpt__module_root(ctx, module)->watched;
@@ -937,7 +937,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 
 /* A module's forward, its state put in force but not taken back. What is made by layers alone comes
    as *made, not in out. */
-static void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
+static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
     int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
     if (found->cls.forward) {
         mpt__module_begin(ctx, found);

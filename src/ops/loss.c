@@ -151,8 +151,8 @@ static bool mpt__nll_fuses(mpt_context *ctx, const mpt__tensor *x) {
     const mpt__record *below = x->record;
     if (!below || x->nodes != 1 || !mpt__tensor_contiguous(x)) return false;
     return below->op == MPT__OP_log_softmax && below->attributes.index[0] == x->shape.rank - 1 &&
-        !below->done && !below->grad[0] && mpt__still_saved(ctx, below) &&
-        (below->saved[0] == x || mpt__was_region(below));
+        !below->done && !below->grad[0] &&
+        (below->saved[0] == x || (mpt__was_region(below) && mpt__still_saved(ctx, below)));
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
