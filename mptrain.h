@@ -1378,7 +1378,7 @@ MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
-/* Least memory, for up to a third more time: activation checkpointing (Chen et al. 2016,
+/* Least memory, for about a third more time: activation checkpointing (Chen et al. 2016,
    torch.utils.checkpoint). fn of `in`, 1 to 8 tensors, gives `out`, as many; of what it makes
    nothing is kept for backward, which calls it again. Results and gradients have the bits that they
    have without: random numbers and autocast are those of the first time; statistics of batches and
@@ -40793,8 +40793,8 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 
 /* A module's forward, its state put in force but not taken back. What is made by layers alone comes
    as *made, not in out. */
-static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
-	int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
+static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found,
+	const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
 	if (found->cls.forward) {
 		mpt__module_begin(ctx, found);
 		mpt__user_forward_call(ctx, found, in, n_in, out, n_out);

@@ -7,7 +7,6 @@
 #include "../examples/precisions.h"
 
 #ifndef MPTRAIN_NO_FRUGAL
-#include "../examples/gpt.h"
 #include "../examples/resnet.h"
 #include "../examples/vit.h"
 

@@ -745,7 +745,7 @@ MPTRAIN_API mpt_status mpt_inference_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_recompute_end(mpt_context *context);
 
-/* Least memory, for up to a third more time: activation checkpointing (Chen et al. 2016,
+/* Least memory, for about a third more time: activation checkpointing (Chen et al. 2016,
    torch.utils.checkpoint). fn of `in`, 1 to 8 tensors, gives `out`, as many; of what it makes
    nothing is kept for backward, which calls it again. Results and gradients have the bits that they
    have without: random numbers and autocast are those of the first time; statistics of batches and

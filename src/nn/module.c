@@ -937,8 +937,8 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(
 
 /* A module's forward, its state put in force but not taken back. What is made by layers alone comes
    as *made, not in out. */
-static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found, const mpt_tensor *in,
-    int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
+static MPT__FORCE_INLINE void mpt__forward_plainly(mpt_context *ctx, mpt__module *found,
+    const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out, mpt__tensor **made) {
     if (found->cls.forward) {
         mpt__module_begin(ctx, found);
         mpt__user_forward_call(ctx, found, in, n_in, out, n_out);

@@ -187,9 +187,8 @@ for c in $c_compilers; do
     job "$c-before-others" "$c -std=c11 $strict $include -fsyntax-only first.c"
     job "$c-O2-implementation-after-others" \
         "$c -std=c11 -O2 $strict $include -I$here -fsyntax-only last_implementation.c"
-    # The vectors are compiled at -Ofast by the stage that compares bits.
-    job "$c-Ofast-implementation-after-others" "$c -std=c11 -Ofast -DMPTRAIN_NO_SIMD $strict \
-        $include -I$here -c -o $c-last.o last_implementation.c"
+    job "$c-Ofast-implementation-after-others" \
+        "$c -std=c11 -Ofast $strict $include -I$here -c -o $c-last.o last_implementation.c"
     job "$c-implementation-after-tgmath" "$c -std=c11 -Wall $include -fsyntax-only tgmath.c"
     job "$c-included-again" "$c -std=c11 $strict $include -fsyntax-only again.c"
     for flags in -O2 -Ofast '-O2 -DMPTRAIN_TOOLS_STATIC'; do
@@ -510,7 +509,7 @@ awk '/^```c$/ { n++; on = 1; next } /^```/ { on = 0 } on { print > ("readme" n "
 for block in readme*.c; do
     [ -f "$block" ] && grep -q 'int main' "$block" || continue
     job "$block" "mkdir -p $block.d && cp $block $header $block.d && cd $block.d &&
-        $cc -std=c11 -Wall -Wextra -Werror -O0 $block $link -o program && ./program >output"
+        $cc -std=c11 -Wall -Wextra -Werror -O1 $block $link -o program && ./program >output"
 done
 
 # The reference page is made, nothing lacks its comment, README and manual name nothing that is not
