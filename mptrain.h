@@ -4292,17 +4292,19 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
    the object), without passes that take a seventh of the time for all above the waist and save it a
    thousandth of its bytes. DATA: loops over pixels and characters. KERNELS: loops over elements,
-   which need no more instructions than with -O2. Between regions gcc inlines only what it is forced
-   to, so rooms that share small functions share one. clang can only make what is COLD small, which
-   takes a sixth of its time and a seventh of the object; gcc for Windows keeps vectors on a stack
-   that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
+   which need no more instructions than with -O2, nor know more of their pointers by another pass.
+   Between regions gcc inlines only what it is forced to, so rooms that share small functions share
+   one. clang can only make what is COLD small, which takes a sixth of its time and a seventh of the
+   object; gcc for Windows keeps vectors on a stack that is aligned to 16 bytes (its bug 54412), and
+   at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
 	!defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD \
 	_Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-ivopts\")") \
 		_Pragma("GCC optimize(\"no-tree-pta\", \"no-tree-vrp\", \"no-tree-pre\")") \
 			_Pragma("GCC optimize(\"no-schedule-insns2\")")
-#define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define MPT__BEGIN_DATA \
+	_Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\", \"no-tree-pta\")")
 #define MPT__BEGIN_KERNELS \
 	MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
 		_Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
