@@ -7,7 +7,8 @@
 #   make doctor        what this machine computes with, how fast, and in which precision to train
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
-#   make amalgamate    writes mptrain.h, mptrain_cuda.cu and tools/mptrain_tools.h from src/
+#   make amalgamate    writes mptrain.h, mptrain_cuda.cu, tools/mptrain_tools.h and
+#                      tools/mptrain_watch.h from src/
 #   make check-header  fails unless these are what src/ generates
 #   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make house         its wings and rooms, with lines, bytes and arrows
@@ -35,6 +36,7 @@
 #                      sanitizer, for hours; a run that was broken off goes on;  SHARE=100  WRITE=1
 #   make install       headers and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
+# WATCH= builds without tools/mptrain_watch.h.
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
 # and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
 # V=1 shows the commands. MPTRAIN_TEST_SECONDS=N ends a test program that hangs, and names the test.
@@ -52,6 +54,7 @@ TEST_CFLAGS ?= -O1
 endif
 TEST_CFLAGS ?= $(CFLAGS)
 LDLIBS ?= -lm -lpthread
+WATCH ?= -DMPTRAIN_WATCH
 EXTRA ?=
 EXE ?=
 RUN ?=
@@ -61,7 +64,7 @@ LIBDIR ?= $(PREFIX)/lib
 ifeq ($(RELEASE),1)
 BUILD ?= build/release
 HEADER := mptrain.h
-INCLUDES := -I.
+INCLUDES := -I. -Itools
 else
 BUILD ?= build
 HEADER := src/mptrain.h
@@ -76,7 +79,9 @@ MAKEFLAGS += -j$(or $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null) && \
 endif
 
 # The rooms, in the order of the spine, and the wings with what they may use, from src/README.md.
-ROOMS := $(shell sed -n 's/^.include "\(.*\)"$$/src\/\1/p' src/mptrain.h)
+SPINES := src/mptrain.h src/mptrain_watch.h
+ROOMS := $(shell sed -n 's/^.include "\(.*\/.*\|context.c\)"$$/src\/\1/p' $(SPINES))
+WATCHING := $(shell sed -n 's/^.include "\(.*\/.*\)"$$/\1/p' src/mptrain_watch.h)
 WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)
 wing_uses = $(1) $(shell sed -n 's/^| `$(1)\/` .*| \(.*\) |$$/\1/p' src/README.md)
 EXAMPLES := $(sort $(wildcard examples/*.c))
@@ -99,7 +104,7 @@ LOGS := $(patsubst tests/%.c,$(BUILD)/tests/%.log,$(TESTS)) \
 TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%$(EXE),$(TESTS))
 EXAMPLE_PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%$(EXE),$(EXAMPLES))
 
-COMPILE = $(CC) $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEADER_FILE='"$(HEADER)"' $(WARN) $(CPPFLAGS)
+COMPILE = $(CC) $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEADER_FILE='"$(HEADER)"' $(WARN) $(WATCH) $(CPPFLAGS)
 Q := $(if $(V),,@)
 DEPS = -MMD -MP -MF $@.d
 
@@ -139,19 +144,22 @@ tests: $(TEST_PROGRAMS)
 test: $(LOGS)
 	@sh tests/run.sh sum $(LOGS)
 
+# What is generated: the spine, the file, and the spine that has rooms of its own beside it.
+generate = $(BUILD)/amalgamate src/mptrain.h $(1)mptrain.h src/mptrain_watch.h && \
+    $(BUILD)/amalgamate src/mptrain_watch.h $(2)mptrain_watch.h src/mptrain.h && \
+    $(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(1)mptrain_cuda.cu && \
+    $(BUILD)/amalgamate src/tools/mptrain_tools.h $(2)mptrain_tools.h
+GENERATED := mptrain.h mptrain_cuda.cu tools/mptrain_tools.h tools/mptrain_watch.h
+
 amalgamate: $(BUILD)/amalgamate
-	$(BUILD)/amalgamate src/mptrain.h mptrain.h
-	$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu mptrain_cuda.cu
-	$(BUILD)/amalgamate src/tools/mptrain_tools.h tools/mptrain_tools.h
+	$(call generate,,tools/)
 
 check-header: $(BUILD)/amalgamate
-	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
-	@$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(BUILD)/generated.cu
-	@$(BUILD)/amalgamate src/tools/mptrain_tools.h $(BUILD)/generated_tools.h
-	@cmp $(BUILD)/generated.h mptrain.h && cmp $(BUILD)/generated.cu mptrain_cuda.cu && \
-	    cmp $(BUILD)/generated_tools.h tools/mptrain_tools.h || \
-	    { echo "the three files are not what src/ generates: run 'make amalgamate'"; exit 1; }
-	@echo "mptrain.h, mptrain_cuda.cu and tools/mptrain_tools.h are what src/ generates"
+	@mkdir -p $(BUILD)/generated
+	@$(call generate,$(BUILD)/generated/,$(BUILD)/generated/)
+	@for file in $(GENERATED); do cmp $(BUILD)/generated/$${file##*/} $$file || \
+	    { echo "$$file is not what src/ generates: run 'make amalgamate'"; exit 1; }; done
+	@echo "$(GENERATED) are what src/ generates"
 
 SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
 house: $(BUILD)/house
@@ -159,15 +167,16 @@ house: $(BUILD)/house
 
 lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h ! -path 'src/tools/*') $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
-	    tests/*/*.[ch] $(filter-out tools/mptrain_tools.h,$(wildcard tools/*.[ch])) tools/*.sh tools/bench/*.[ch])
+	    tests/*/*.[ch] $(filter-out $(GENERATED),$(wildcard tools/*.[ch])) tools/*.sh tools/bench/*.[ch])
 	@$(BUILD)/lint src/tools/mptrain_tools.h $(filter-out src/tools/mptrain_tools.h,$(wildcard src/tools/*.[ch] src/tools/*/*.h))
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \
 	    $${shell#*!} -n $$script || exit 1; done
 	@$(BUILD)/house --check src/mptrain.h
-	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
-	@$(BUILD)/amalgamate src/tools/mptrain_tools.h $(BUILD)/generated_tools.h
-	@$(BUILD)/reference --check $(BUILD)/generated.h tests/api_shown.c $(BUILD)/generated_tools.h README.md
+	@mkdir -p $(BUILD)/generated
+	@$(call generate,$(BUILD)/generated/,$(BUILD)/generated/)
+	@$(BUILD)/reference --check $(BUILD)/generated/mptrain.h tests/api_shown.c \
+	    $(BUILD)/generated/mptrain_tools.h README.md
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
@@ -175,7 +184,8 @@ lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOM
 $(BUILD)/alone/%.log: src/% FORCE
 	@mkdir -p $(@D)
 	@$(CC) $(STD) -fsyntax-only -I$(BUILD)/wings/$(firstword $(subst /, ,$*)) \
-	    -DMPTRAIN_IMPLEMENTATION $(if $(filter context.c,$*),-DMPTRAIN_CPU_SEPARATE) -Werror=implicit-function-declaration -x c $< 2>$@ && \
+	    -DMPTRAIN_IMPLEMENTATION $(if $(filter context.c,$*),-DMPTRAIN_CPU_SEPARATE) \
+	    $(if $(filter $(WATCHING),$*),-DMPTRAIN_WATCH) -Werror=implicit-function-declaration -x c $< 2>$@ && \
 	    ! grep -q -e 'never defined' -e 'undefined-internal' $@ || \
 	    { echo "$< needs more than its wing may use"; grep -e error: -e defined $@; exit 1; }
 $(ROOMS:src/%=$(BUILD)/alone/%.log): $(BUILD)/wings/made
@@ -258,7 +268,7 @@ VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot
 
 install:
 	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
-	cp mptrain.h $(wildcard mptrain_cuda.cu tools/mptrain_tools.h) $(DESTDIR)$(PREFIX)/include
+	cp mptrain.h $(wildcard $(filter-out mptrain.h,$(GENERATED))) $(DESTDIR)$(PREFIX)/include
 	printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mptrain' \
 	    'Description: mixed-precision neural network training in one C header' \
 	    'Version: $(VERSION)' 'Cflags: -I$${includedir}' 'Libs: -lm -lpthread' \

@@ -8,9 +8,10 @@
 #include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
-#include "watch/flight.c"
-#include "watch/profile.c"
-#include "watch/trace.c"
+#include "watch/absent.c"
+#ifdef MPTRAIN_WATCH
+#include "mptrain_watch.h"
+#endif
 
 int mpt_version(void) { return MPTRAIN_VERSION; }
 

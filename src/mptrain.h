@@ -188,10 +188,10 @@ MPT__BEGIN_COLD
 #include "graph/capture.c"
 #include "watch/check.c"
 #include "watch/classes.c"
-#include "watch/cost.c"
-#include "watch/profile.c"
-#include "watch/flight.c"
-#include "watch/trace.c"
+#include "watch/absent.c"
+#ifdef MPTRAIN_WATCH
+#include "mptrain_watch.h"
+#endif
 #include "context.c"
 MPT__END_REGION
 #endif

@@ -10,8 +10,8 @@
 #include "files.h"
 #include "harness.h"
 
-#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_WATCH) && \
-    !defined(MPTRAIN_NO_RESUME)
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_RESUME) && \
+    defined(MPTRAIN_WATCH)
 
 enum { STEPS = 7, SAMPLES = 24, BATCH = 6, FEATURES = 9, CLASSES = 3, MOST = 20000 };
 

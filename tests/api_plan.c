@@ -222,7 +222,7 @@ static bool count_sample(void *user, int64_t index, uint64_t seed, void *input, 
     (void)user, (void)seed, (void)error, (void)error_size;
     for (int i = 0; i < 784; i++) x[i] = (float)(index % 7);
     *(int64_t *)target = index % 10;
-    samples_read++;
+    __atomic_fetch_add(&samples_read, 1, __ATOMIC_RELAXED); /* workers count, too */
     return true;
 }
 

@@ -933,7 +933,7 @@ TEST(metrics_gradcheck) {
 }
 
 /* ==== Metrics, inspection: where a run went another way than it did before */
-#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FILES) && defined(MPTRAIN_WATCH)
 TEST(metrics_flight) {
     const char *path = test_tmp_path("run.flight");
     remove(path);
@@ -1337,6 +1337,9 @@ TEST(left_out) { SKIP("what this build leaves out"); }
 #if defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_RESUME)
 #define MPTRAIN_NO_RESUME /* with files */
 #endif
+#ifndef MPTRAIN_WATCH
+#define MPTRAIN_NO_WATCHERS
+#endif
 
 TEST_TABLE = {T(basic_types),
               T(basic_types_of_errors),
@@ -1372,13 +1375,13 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_FILES, files_fine_tuning),
               T_UNLESS(MPTRAIN_NO_RESUME, whole_trainings),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
-              T_UNLESS(MPTRAIN_NO_WATCH, metrics_profile),
+              T_UNLESS(MPTRAIN_NO_WATCHERS, metrics_profile),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_gradcheck),
-#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FILES) && defined(MPTRAIN_WATCH)
               T(metrics_flight),
 #endif
               T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),
-              T_UNLESS(MPTRAIN_NO_WATCH, a_net_seen),
+              T_UNLESS(MPTRAIN_NO_WATCHERS, a_net_seen),
               T_UNLESS(MPTRAIN_NO_FIT, fit),
               T_UNLESS(MPTRAIN_NO_CONV, convolution),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_and_pooling),

@@ -1,6 +1,6 @@
 /* amalgamate.c - writes the one-file mptrain.h from the rooms in src/.
 
-       amalgamate src/mptrain.h mptrain.h
+       amalgamate src/mptrain.h mptrain.h [OTHER]
 
    The spine (the first argument) lists the rooms in order. Each quoted include of a file that
    lies beside the spine is replaced by that file, once; later includes of it are left out. A room
@@ -9,7 +9,9 @@
    written once, behind everything else, and the file includes itself by name instead, which
    MPTRAIN_FILE is. The include guards of .c rooms go, since nothing includes those again, and so
    does the second of two empty lines. Everything else is copied as it is, with line ends turned to
-   '\n': the output depends on nothing but the input, so it can be committed and compared. */
+   '\n': the output depends on nothing but the input, so it can be committed and compared. OTHER is
+   a spine of rooms that are written to a file of their own, which a user's compiler finds by name:
+   they are left out, and the line that includes it stays. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +25,7 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
+    char other[64];      /* a spine that is left alone; "" for none */
     char entries[4][64]; /* templates that rooms include; the others are included by these */
     int n_entries;
     int in_template;
@@ -101,6 +104,11 @@ static int parse_include(const char *line, size_t length, char *name, size_t cap
     return 1;
 }
 
+static void see(amalgamation *a, const char *name) {
+    if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
+    strcpy(a->seen[a->n_seen++], name);
+}
+
 static int was_seen(const amalgamation *a, const char *name) {
     int i;
     for (i = 0; i < a->n_seen; i++) {
@@ -161,7 +169,8 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
         char included[64];
         char *inner = NULL;
         line_number++;
-        if (!in_comment && parse_include(text, length, included, sizeof included)) {
+        if (!in_comment && parse_include(text, length, included, sizeof included) &&
+            strcmp(included, a->other) != 0) {
             if (was_seen(a, included) || includes_template(a, included)) {
                 text += length;
                 continue;
@@ -172,8 +181,7 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
             if (depth > 0 && !a->in_template && !strstr(included, ".inl"))
                 fail("%s:%d includes %s, which the spine does not list before it", name,
                      line_number, included);
-            if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
-            strcpy(a->seen[a->n_seen++], included);
+            see(a, included);
             expand(a, included, inner, depth + 1);
             free(inner);
         } else if (in_comment || !is_guard(name, text, length)) {
@@ -184,17 +192,34 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
     }
 }
 
+static const char *name_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* What the other spine lists counts as seen. */
+static void leave_to(amalgamation *a, const char *path) {
+    char *spine = read_text(path), *line, included[64];
+    if (!spine) fail("cannot read %s", path);
+    snprintf(a->other, sizeof a->other, "%s", name_of(path));
+    for (line = spine; *line; line += strcspn(line, "\n") + 1) {
+        if (parse_include(line, strcspn(line, "\n") + 1, included, sizeof included))
+            see(a, included);
+    }
+    free(spine);
+}
+
 int main(int argc, char **argv) {
     static amalgamation a;
-    const char *slash, *spine_name;
+    const char *spine_name;
     char *spine;
     int i;
-    if (argc != 3) fail("usage: amalgamate SPINE OUTPUT");
-    slash = strrchr(argv[1], '/');
-    spine_name = slash ? slash + 1 : argv[1];
+    if (argc != 3 && argc != 4) fail("usage: amalgamate SPINE OUTPUT [OTHER]");
+    spine_name = name_of(argv[1]);
     if (strlen(argv[1]) >= MAX_PATH_LENGTH || strlen(spine_name) >= 64) fail("path too long");
     memcpy(a.folder, argv[1], (size_t)(spine_name - argv[1]));
-    strcpy(a.seen[a.n_seen++], spine_name);
+    see(&a, spine_name);
+    if (argc == 4) leave_to(&a, argv[3]);
     spine = read_text(argv[1]);
     if (!spine) fail("cannot read %s", argv[1]);
     a.out = fopen(argv[2], "wb");

@@ -131,10 +131,23 @@ static void add_templates(int r) {
     }
 }
 
+/* A spine with the one that it includes in its place. */
+static char *read_spines(const char *name) {
+    static const char line[] = "#include \"mptrain_watch.h\"";
+    size_t bytes, inner_bytes;
+    char *spine = read_room(name, &bytes), *at = strstr(spine, line), *inner, *all;
+    if (!at) return spine;
+    inner = read_room("mptrain_watch.h", &inner_bytes);
+    all = (char *)malloc(bytes + inner_bytes + 1);
+    if (!all) exit(2);
+    sprintf(all, "%.*s%s%s", (int)(at - spine), spine, inner, at + sizeof line - 1);
+    free(spine), free(inner);
+    return all;
+}
+
 static void read_spine(const char *spine_name, const char *folder) {
     const int first = n_rooms;
-    size_t bytes;
-    char *spine = read_room(spine_name, &bytes), name[64], path[80];
+    char *spine = read_spines(spine_name), name[64], path[80];
     const char *p;
     int last = -1, pass, r;
     blank(spine, 0);

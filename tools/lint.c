@@ -309,10 +309,24 @@ static void check_file(const char *name) {
     free(text);
 }
 
-/* Every file of the house but templates is listed in the spine, once. That a room includes only
+/* The spine, and that of the rooms that are a file of their own, behind it. */
+static char *read_spines(const char *name) {
+    char *text = read_text(name), *both, beside[300];
+    char *other = NULL;
+    snprintf(beside, sizeof beside, "%smptrain_watch.h", house);
+    if (strstr(text, "#include \"mptrain_watch.h\"")) other = read_text(beside);
+    if (!other) return text;
+    both = (char *)malloc(strlen(text) + strlen(other) + 1);
+    if (!both) exit(2);
+    strcat(strcpy(both, text), other);
+    free(text), free(other);
+    return both;
+}
+
+/* Every file of the house but templates is listed in a spine, once. That a room includes only
    what is listed before it, the amalgamator checks. */
 static void check_spine(const char *name, int n_files, char **files) {
-    char *text = read_text(name);
+    char *text = read_spines(name);
     int i;
     path = name;
     line_number = 1;

@@ -30,7 +30,7 @@ typedef struct mpt_counters {
 } mpt_counters;
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
 
-/* The profiler: what time goes into, with the FLOP and bytes of every launch, until
+/* The profiler (MPTRAIN_WATCH): what time goes into, with the FLOP and bytes of every launch, until
    mpt_profile_end. Time is that of the config's clock; on a GPU each launch is waited for, so that
    its time is its own, while a step as a whole takes longer. Gradients, weights and all other
    numbers are those of a training without it. Steps do not allocate, but for the first one after a
@@ -131,11 +131,11 @@ MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on);
 MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context);
 MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
 
-/* A flight recorder, on the CPU: between begin and end, each step (mpt_step_begin to mpt_step_end,
-   or a captured one) leaves sums of what it was in a log: 8 bytes of what its updates wrote and of
-   its batch, and at the level of ops 2 more for each tensor that an op wrote. Seed, level of
-   instructions, version and threads stand before them, loss scale and skipped updates with each
-   block of steps. Sums are of the bits, and the same for any number of threads.
+/* A flight recorder (MPTRAIN_WATCH), on the CPU: between begin and end, each step (mpt_step_begin
+   to mpt_step_end, or a captured one) leaves sums of what it was in a log: 8 bytes of what its
+   updates wrote and of its batch, and at the level of ops 2 more for each tensor that an op wrote.
+   Seed, level of instructions, version and threads stand before them, loss scale and skipped
+   updates with each block of steps. Sums are of the bits, and the same for any number of threads.
    Which step and op went wrong is found by training again, from the start or a checkpoint, in a
    program that calls mpt_flight_replay with that log instead: the first op that writes other bits
    than the log says is in the report of mpt_flight_end, and in the log as a warning. Bits are the

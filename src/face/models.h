@@ -369,10 +369,10 @@ typedef struct mpt_node {
     double flop;       /* of its launches, multiplications and additions counted as two */
     bool trainable;    /* of a parameter: it collects a gradient */
 } mpt_node;
-/* Runs the net's forward once, in mpt_eval and inference mode and in the autocast region that is
-   open, and keeps what it called. Nothing of a training changes. Inputs are as of mpt_forward_n.
-   The graph holds no values; it ends with mpt_graph_destroy or the context. An error inside
-   recordings, captured steps and backward passes. */
+/* With MPTRAIN_WATCH: runs the net's forward once, in mpt_eval and inference mode and in the
+   autocast region that is open, and keeps what it called. Nothing of a training changes. Inputs are
+   as of mpt_forward_n. The graph holds no values; it ends with mpt_graph_destroy or the context. An
+   error inside recordings, captured steps and backward passes. */
 MPTRAIN_API mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs);
 MPTRAIN_API int mpt_graph_count(mpt_graph graph); /* of nodes; -1 on error */
 /* The graph's, until it is destroyed; NULL on error. */

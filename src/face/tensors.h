@@ -19,6 +19,10 @@
 #define MPTRAIN_VERSION \
     (MPTRAIN_VERSION_MAJOR * 1000000 + MPTRAIN_VERSION_MINOR * 1000 + MPTRAIN_VERSION_PATCH)
 
+#ifdef MPTRAIN_NO_WATCH /* leaves out more */
+#undef MPTRAIN_WATCH
+#endif
+
 #ifndef MPTRAIN_API
 #ifdef MPTRAIN_STATIC
 #if defined(__GNUC__) || defined(__clang__)

@@ -218,24 +218,28 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 
 /* How hard gcc works on regions of rooms under -O2 and more: half of the time that gcc takes at -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
-   the object), without passes that take a seventh of the time for all above the waist and save it a
-   thousandth of its bytes. DATA: loops over pixels and characters. KERNELS: loops over elements,
-   which need no more instructions than with -O2, nor know more of their pointers by another pass.
+   the object), without passes that take a quarter of the time above the waist and make nothing
+   smaller. DATA: loops over pixels and characters. KERNELS: loops over elements, which need no more
+   instructions than with -O2. One pragma says all: gcc 12 forgets what a second one switches off.
    Between regions gcc inlines only what it is forced to, so rooms that share small functions share
    one. clang can only make what is COLD small, which takes a sixth of its time and a seventh of the
    object; gcc for Windows keeps vectors on a stack that is aligned to 16 bytes (its bug 54412), and
    at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
+#define MPT__PRAGMA(text) _Pragma(#text)
+#define MPT__OPTIMIZE(...) \
+    MPT__PRAGMA(GCC push_options) \
+    MPT__PRAGMA(GCC optimize(__VA_ARGS__, "no-tree-pta", "no-tree-ccp", "no-tree-bit-ccp", \
+        "no-tree-copy-prop", "no-rerun-cse-after-loop"))
 #define MPT__BEGIN_COLD \
-    _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-ivopts\")") \
-        _Pragma("GCC optimize(\"no-tree-pta\", \"no-tree-vrp\", \"no-tree-pre\")") \
-            _Pragma("GCC optimize(\"no-schedule-insns2\")")
-#define MPT__BEGIN_DATA \
-    _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\", \"no-tree-pta\")")
+    MPT__OPTIMIZE("Os", "no-tree-dominator-opts", "no-thread-jumps", "no-gcse", "no-ivopts", \
+        "no-tree-vrp", "no-tree-pre", "no-schedule-insns2", "no-code-hoisting", "no-tree-sink", \
+        "no-tree-dse", "no-tree-slsr", "no-tree-sra")
+#define MPT__BEGIN_DATA MPT__OPTIMIZE("O1")
 #define MPT__BEGIN_KERNELS \
-    MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
-        _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
+    MPT__OPTIMIZE("O1", "inline-small-functions", "inline-functions", "gcse", "strict-aliasing", \
+        "expensive-optimizations")
 #define MPT__END_REGION _Pragma("GCC pop_options")
 #elif defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD \

@@ -198,7 +198,7 @@ static bool mpt__looked_at(const mpt__module *module) {
     return module->layer == MPT__LAYER_user || mpt__hooks_of(module);
 }
 
-static MPT__INLINE bool mpt__in_training(const mpt__module *module) {
+static MPT__FORCE_INLINE bool mpt__in_training(const mpt__module *module) {
     return module->training && !module->fixed;
 }
 

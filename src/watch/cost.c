@@ -10,9 +10,7 @@
 #ifndef MPT__WATCH_COST_INCLUDED
 #define MPT__WATCH_COST_INCLUDED
 
-#include "watch/classes.c"
-
-#ifndef MPTRAIN_NO_WATCH
+#include "watch/absent.c"
 
 typedef struct mpt__cost {
     double flop, read, written; /* the latter two in bytes */
@@ -345,7 +343,5 @@ static mpt__cost mpt__launch_cost(const mpt_context *ctx, const mpt__launch *lau
     mpt__cost_bytes(&l, rule, count, &cost);
     return cost;
 }
-
-#endif /* MPTRAIN_NO_WATCH */
 
 #endif

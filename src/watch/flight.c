@@ -14,36 +14,6 @@
 #include "watch/cost.c"
 #include "train/resume.c"
 
-mpt_flight_config mpt_flight_config_default(void) {
-    mpt_flight_config config;
-    config.level = MPT_FLIGHT_OPS;
-    config.block = 256;
-    return config;
-}
-
-#ifdef MPTRAIN_NO_WATCH
-
-/* One name serves for all, which is fewer bytes. */
-MPT__BEGIN_ABSENT
-static void mpt__flight_free(mpt_context *ctx) {}
-
-mpt_status mpt_flight_begin(
-    mpt_context *ctx, const char *path, const mpt_flight_config *config) {
-    return mpt__watch_missing(ctx, "mpt_flight_begin");
-}
-
-mpt_status mpt_flight_replay(mpt_context *ctx, const char *path) {
-    return mpt__watch_missing(ctx, "mpt_flight_begin");
-}
-
-mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
-    if (report) mpt__zero(*report);
-    return mpt__watch_missing(ctx, "mpt_flight_begin");
-}
-MPT__END_ABSENT
-
-#else
-
 enum {
     MPT__FLIGHT_FORMAT = 1,
     MPT__FLIGHT_HEADER = 0x4654504d, /* "MPTF" */
@@ -665,7 +635,5 @@ mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
     if (!mpt__flight_done(ctx)) mpt__error(ctx, IO, "%s: not all of it could be written", path);
     return ctx->base.status;
 }
-
-#endif /* MPTRAIN_NO_WATCH */
 
 #endif

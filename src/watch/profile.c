@@ -10,49 +10,6 @@
 
 #include "watch/cost.c"
 
-mpt_profile_config mpt_profile_config_default(void) {
-    mpt_profile_config config;
-    mpt__zero(config);
-    return config;
-}
-
-#ifdef MPTRAIN_NO_WATCH
-
-/* mpt_profile_begin tells; what there is to read after it is nothing. */
-MPT__BEGIN_ABSENT
-static void mpt__profile_free(mpt_context *ctx) {}
-
-mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config) {
-    return mpt__watch_missing(ctx, "mpt_profile_begin");
-}
-
-mpt_status mpt_profile_end(mpt_context *ctx) { return mpt__status_of(ctx); }
-
-int64_t mpt_profile_rows(
-    mpt_context *ctx, mpt_profile_by by, mpt_profile_row *rows, int64_t room) {
-    return -1;
-}
-
-mpt_profile_total mpt_get_profile_total(mpt_context *ctx) {
-    mpt_profile_total total;
-    mpt__zero(total);
-    total.all.name = total.all.phase = "";
-    return total;
-}
-
-size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
-    mpt__text_make(text, size);
-    return 0;
-}
-
-int64_t mpt_profile_spans(
-    mpt_context *ctx, void (*each)(void *user, const mpt_profile_span *span), void *user) {
-    return -1;
-}
-MPT__END_ABSENT
-
-#else
-
 enum {
     MPT__PROFILE_PHASES = MPT__OTHER + 1,
     MPT__PROFILE_DEPTH = 34, /* of spans: a step, an op, and modules; deeper ones are left out */
@@ -637,7 +594,5 @@ size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
     mpt__profile_table(ctx, &out, MPT_PROFILE_KERNEL, "kernel");
     return out.length;
 }
-
-#endif /* MPTRAIN_NO_WATCH */
 
 #endif

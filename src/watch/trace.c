@@ -10,26 +10,6 @@
 
 #include "watch/profile.c"
 
-#ifdef MPTRAIN_NO_WATCH
-
-MPT__BEGIN_ABSENT
-static void mpt__graph_end(mpt_context *ctx, void *object) {}
-
-mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs) {
-    mpt_graph none;
-    mpt__watch_missing(net.context, "mpt_trace");
-    mpt__zero(none);
-    none.context = net.context;
-    return none;
-}
-/* mpt_trace tells; there is no graph to ask. */
-int mpt_graph_count(mpt_graph graph) { return -1; }
-const mpt_node *mpt_graph_node(mpt_graph graph, int index) { return NULL; }
-mpt_status mpt_graph_destroy(mpt_graph graph) { return mpt__status_of(graph.context); }
-MPT__END_ABSENT
-
-#else
-
 typedef struct {
     mpt__id id;
     mpt_node *nodes;
@@ -325,7 +305,5 @@ mpt_status mpt_graph_destroy(mpt_graph graph) {
     if (found) mpt__object_free(graph.context, MPT__GRAPH, found->id.slot);
     return mpt__status_of(graph.context);
 }
-
-#endif /* MPTRAIN_NO_WATCH */
 
 #endif

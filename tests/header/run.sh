@@ -281,6 +281,26 @@ add_option_job() { # add_option_job NAME FLAGS
 kernels_hear=$(cat "$top"/src/cpu/*.[ch] "$top"/src/cpu/*/*.[ch] | grep -o 'MPTRAIN_NO_[A-Z0-9_]*' |
     sort -u)
 add_option_job none ''
+# What is opted into is there, and a build without it says what is missing.
+cat >watched.c <<'END'
+#include "mptrain.h"
+#include <stdio.h>
+int main(void) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_profile_begin(ctx, NULL), mpt_profile_end(ctx);
+    puts(mpt_error(ctx));
+    return !ctx;
+}
+END
+job watch "$quick -std=c11 -O0 $strict $tools -DMPTRAIN_NO_SIMD -DMPTRAIN_WATCH -c -o watch.o \
+    implementation.c && $cc $include watched.c watch.o $link -o watched && ./watched | grep -qx ''"
+for c in $c_compilers; do
+    job "$c-watch" "$c -std=c11 -O2 $strict $tools -DMPTRAIN_WATCH -fsyntax-only implementation.c"
+done
+for c in $cxx_compilers; do
+    job "$c-watch" \
+        "$c -x c++ -std=c++17 $strict $tools -DMPTRAIN_WATCH -fsyntax-only implementation.c"
+done
 add_option_job scalar -DMPTRAIN_NO_SIMD
 for option in $options; do
     case $'\n'$kernels_hear$'\n' in
@@ -369,6 +389,16 @@ refused without-rest.o later-cpu.o cpu_file_of_version_${version//./_}_in_float
 refused option-none.o $cpu file_with_MPTRAIN_CPU_SEPARATE
 run_jobs
 
+$cc $include watched.c option-scalar.o $link -o unwatched &&
+    ./unwatched | grep -q 'built without mptrain_watch.h (MPTRAIN_WATCH)' && pass ||
+    fail 'a build without MPTRAIN_WATCH does not say so'
+full=$(text_of option-scalar.o) more=$(text_of watch.o)
+if [ "${more:-0}" -gt "$full" ]; then
+    echo "MPTRAIN_WATCH: $((more - full)) bytes more than $full at -O0"
+    pass
+else
+    fail "MPTRAIN_WATCH: the object does not grow ($full -> ${more:-nothing})"
+fi
 for option in $options all; do
     full=$(text_of option-none.o) small=$(text_of "option-$option.o")
     case " "$(echo $kernels_hear)" all " in *" $option "*) ;; *) full=$(text_of option-scalar.o) ;; esac
@@ -381,16 +411,16 @@ for option in $options all; do
 done
 
 # -- Symbols ------------------------------------------------------------------------------------
-nm -g --defined-only option-none.o | awk '{ print $3 }' | grep -v '^mpt_[a-z]' >symbols.log
+nm -g --defined-only option-none.o watch.o | awk 'NF == 3 { print $3 }' | grep -v '^mpt_[a-z]' >symbols.log
 verdict 'every global symbol begins with mpt_' symbols.log
 # Names with two underscores come from the compiler's own headers.
-nm --defined-only option-none.o | awk '$2 ~ /[tT]/ { print $3 }' | grep -vE '^(mpt_|__)' >symbols.log
+nm --defined-only option-none.o watch.o | awk '$2 ~ /[tT]/ { print $3 }' | grep -vE '^(mpt_|__)' >symbols.log
 verdict 'every function begins with mpt_' symbols.log
 forbidden='v?[fsd]?n?printf(_chk)?|puts|fputs|putchar|perror|_?exit|_Exit|quick_exit|abort|atexit'
 forbidden="$forbidden|assert_fail|setlocale|signal|sigaction|raise|strto(d|f|ld)|ato[fil]|qsort"
 forbidden="$forbidden|v?[fs]?scanf|isoc99_s?scanf|s?rand|(a?(sin|cos|tan)h?|atan2|exp(2|m1)?"
 forbidden="$forbidden|log(2|10|1p)?|pow|erfc?|cbrt|hypot|fma|[tl]gamma)f?"
-nm -u option-none.o | awk '{ print $2 }' | grep -xE "_*($forbidden)(@.*)?" >symbols.log
+nm -u option-none.o watch.o | awk '{ print $2 }' | grep -xE "_*($forbidden)(@.*)?" >symbols.log
 verdict 'no forbidden symbol is used' symbols.log
 nm -u option-all.o | awk '{ print $2 }' >undefined
 if grep -q NO_STDIO <<<"$options"; then
@@ -448,7 +478,8 @@ least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1
 # What users feel is bounded below: time to compile, size of objects. Bytes stand here so that growth
 # is decided: without comments there were 1,692,568 when the house was divided, and may be 22 % more.
 at_most 'mptrain.h' "$(wc -c <"$header")" 2500000 bytes
-at_most mptrain_tools.h "$(wc -c <"$top/tools/mptrain_tools.h")" 600000 bytes
+at_most 'mptrain_tools.h and mptrain_watch.h' \
+    "$(cat "$top/tools/mptrain_tools.h" "$top/tools/mptrain_watch.h" | wc -c)" 600000 bytes
 at_most 'mptrain.h without comments' \
     "$($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c)" 2064900 bytes
 for c in $c_compilers; do

@@ -47,7 +47,7 @@ def build(options, side, header):
             out.write(header)
     programs = [os.path.join(folder, 'bench', f'bench_{name}')
                 for name in {program for row in options.rows for program, _ in GROUPS[row][1]}]
-    subprocess.run([*options.make.split(), '-s', f'BUILD={folder}', f'HEADER={target}', 'RELEASE=1',
+    subprocess.run([*options.make.split(), '-s', f'BUILD={folder}', f'HEADER={target}', 'RELEASE=1', 'WATCH=',
                     f'INCLUDES=-I{folder} -I.', *programs], check=True)
 
 
