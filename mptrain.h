@@ -132,7 +132,8 @@ that differs between them.
 	MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
 	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
-	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing
+	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing,
+						 updates inside backward, bits in the place of what relu gave
 	MPTRAIN_NO_GRAPH     without captured steps
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
@@ -1883,6 +1884,15 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit
 /* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead: of
    scaled gradients it takes none. The log hears of gradients that nobody clears. */
 MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
+/* true: each parameter is updated inside mpt_backward as soon as its gradient is whole, which then
+   goes: gradients take the memory of a few layers, not of all, if this is so from the first
+   backward on. The values are those of mpt_step, to the bit; mpt_step, which still ends the step,
+   has nothing left to do. What needs all gradients first is an error, and nothing changes: a scaled
+   loss, clipping, norms, gradients summed over several passes, retained graphs, captured and
+   recorded steps, L-BFGS, Muon, optimizers of your own, parameters in two optimizers. Memory that
+   is out in the midst of backward leaves some layers updated, others not; the log says so. Not in
+   builds with MPTRAIN_NO_FRUGAL. As PyTorch's tutorial "optimizer_step_in_backward" does it. */
+MPTRAIN_API mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on);
 /* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
 MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, masters, counters */
@@ -3555,7 +3565,7 @@ typedef struct mpt__operand {
 #define MPT__KERNELS(K) \
 	MPT__CORE_KERNELS(K) \
 	MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
-	MPT__RECURRENT_KERNELS(K)
+	MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
 	K(FILL, fill, 0) \
 	K(COPY, copy, 0) \
@@ -3639,10 +3649,11 @@ typedef struct mpt__operand {
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
  *           count of updates. A result that is not finite: copies, and one more refused. Gate.
  * POOL      o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
- *           of each window; o2? w i32: h W + w of the first maximum. index[0..2]: window, step and
- *           padding, those of H times 2^32 plus those of W; index[3] = 1: the padding counts in
- *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
- * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
+ *           of each window; o2? w u8 or i32: which of them, counted line by line, was the first
+ *           maximum. index[0..2]: window, step and padding, those of H times 2^32 plus those of W;
+ *           index[3] = 1: the padding counts in means; 2: element i begins at floor(i in / out)
+ *           and ends at ceil((i + 1) in / out); 4: a maximum that is <= 0 was none, 255 or -1.
+ * POOL_BACKWARD  o0 r dy, o1? r as o2 above (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K) \
 	K(NORM, norm, 0) \
@@ -3714,6 +3725,23 @@ typedef enum mpt__fp8_way {
 } mpt__fp8_way;
 enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
 enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
+
+/* ---- Gates ----
+ *
+ * A bit for each of n elements in a row, 16 words for every 512 of them: bit k of word 16 g + j is
+ * that of element 512 g + 16 k + j, so that vectors of any width make the words.
+ *
+ * GATE_BITS  o0 r [n] f32, f16 or bf16 -> o1 w i32: where o0 is not 0.
+ * GATE_OPEN  o0 r i32 -> o1 w [n]: 1 and 0. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define MPT__GATE_KERNELS(K)
+#else
+#define MPT__GATE_KERNELS(K) \
+	K(GATE_BITS, gate_bits, 0) \
+	K(GATE_OPEN, gate_open, 0)
+#endif
+#define MPT__GATE_GROUP 512
+#define MPT__GATE_WORDS 16
 
 /* ---- Recurrent cells ----
  *
@@ -8177,6 +8205,8 @@ static mpt__cpu *mpt__cpu_create(
 #define v_transpose4 MPT__V(transpose4)
 #define v_split MPT__V(split)
 #define v_merge MPT__V(merge)
+#define v_store_bytes MPT__V(store_bytes)
+#define v_load_bytes MPT__V(load_bytes)
 #define v_load_two MPT__V(load_two)
 #define v_load_apart MPT__V(load_apart)
 #define v_store_two MPT__V(store_two)
@@ -8554,15 +8584,15 @@ typedef struct mpt__product_sums {
 } mpt__product_sums;
 
 /* Windows of two by two pixels, one beside the other, and their maxima or means y; back: of dy, dx.
-   All lie in one of x, whose lines have `width` pixels. Steps are in elements. A maximum's index is
-   that of its pixel, `first` that of the first. */
+   All lie in one of x. Steps are in elements. A maximum's index is that of its pixel, 0 to 3, or,
+   where `positive` and it is <= 0, 255. */
 typedef struct mpt__windows {
 	char *x, *y;
-	int32_t *index;                 /* NULL: nobody asks */
+	uint8_t *index;                 /* NULL: nobody asks */
 	int64_t lines, count, channels; /* channels: that are neighbours; 0: one, pixels are */
-	int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel, width, first;
+	int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel;
 	uint8_t dtype; /* float or half */
-	bool most, back, adds;
+	bool most, back, adds, positive;
 } mpt__windows;
 
 /* One side of a convolution, [images, channels, lines, pixels] in a row. */
@@ -8701,6 +8731,9 @@ typedef struct mpt__routines {
 #ifndef MPTRAIN_NO_RECURRENT
 	void (*cell)(const mpt__cell_block *b);
 	void (*cell_slopes)(const mpt__cell_block *b);
+#endif
+#ifndef MPTRAIN_NO_FRUGAL
+	void (*gates)(uint32_t *words, mpt__real *x, bool open); /* of a group; NULL: plain loops */
 #endif
 } mpt__routines;
 
@@ -9439,6 +9472,57 @@ static void mpt__cpu_dropout(const mpt__cpu_call *call) {
 	if (any && (double)map.threshold < lowest) map.threshold++;
 	mpt__cpu_map_run(&map, call, 2, 8.0);
 }
+
+/* ----
+ * cpu/gates.c: on the CPU, a bit for each element: what is left of a result of which only the sign
+ * is still needed.
+ * ---- */
+
+#ifndef MPTRAIN_NO_FRUGAL
+
+typedef struct mpt__gates_work {
+	mpt__cpu_view x;
+	uint32_t *words;
+	int64_t n;
+	bool open;
+} mpt__gates_work;
+
+static void mpt__ref_gates(uint32_t *words, mpt__real *x, bool open) {
+	if (!open) memset(words, 0, MPT__GATE_WORDS * sizeof *words);
+	for (int i = 0; i < MPT__GATE_GROUP; i++) {
+		uint32_t *word = &words[i % MPT__GATE_WORDS];
+		if (open)
+			x[i] = (mpt__real)(*word >> i / MPT__GATE_WORDS & 1);
+		else
+			*word |= (uint32_t)(x[i] != 0) << i / MPT__GATE_WORDS;
+	}
+}
+
+static void mpt__gates_task(void *work, int64_t task, int thread) {
+	const mpt__gates_work *w = (const mpt__gates_work *)work;
+	const int64_t at = task * MPT__GATE_GROUP, n = mpt__cpu_min(w->n - at, MPT__GATE_GROUP);
+	void (*gates)(uint32_t *words, mpt__real *x, bool open) = w->x.routines->gates;
+	mpt__real block[MPT__GATE_GROUP] = {0}, *x = block;
+	(void)thread;
+	if (n == MPT__GATE_GROUP) x = mpt__cpu_out(&w->x, at, 1, block);
+	if (!w->open && x == block) mpt__cpu_get(&w->x, at, 1, block, n);
+	(gates ? gates : mpt__ref_gates)(w->words + task * MPT__GATE_WORDS, x, w->open);
+	for (int64_t i = 0; w->open && x == block && i < n; i += MPT__BLOCK)
+		mpt__cpu_put_block(&w->x, at + i, 1, block + i, mpt__cpu_min(n - i, MPT__BLOCK));
+}
+
+static void mpt__cpu_gate_bits(const mpt__cpu_call *call) {
+	mpt__gates_work w;
+	w.open = call->launch->kernel == MPT__K_GATE_OPEN;
+	w.x = mpt__cpu_view_of(call, w.open);
+	w.words = (uint32_t *)call->data[!w.open];
+	w.n = mpt__cpu_numel(&call->launch->operand[w.open]);
+	mpt__parallel(
+		call->pool, mpt__cpu_chunks(w.n, MPT__GATE_GROUP), w.n / 4, mpt__gates_task, &w);
+}
+#define mpt__cpu_gate_open mpt__cpu_gate_bits
+
+#endif
 
 /* ----
  * cpu/halves.c: elementwise kernels that work on the bits of halves, and results beyond the caches:
@@ -12069,6 +12153,9 @@ static const mpt__routines mpt__ref_routines = {
 	mpt__ref_cell,
 	mpt__ref_cell_slopes,
 #endif
+#ifndef MPTRAIN_NO_FRUGAL
+	NULL,
+#endif
 };
 
 /* ----
@@ -12559,6 +12646,37 @@ MPT__OP void v_merge(v_f *a, v_f *b) {
 	*b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
+/* The first n of 8 words, which are 0 to 255, as bytes; and back, the rest 0. Bytes go through a
+   register: what was just stored piece by piece is slow to load as one. */
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+	const __m256i v = _mm256_castps_si256(words);
+	const __m128i half =
+		_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+	uint64_t all;
+	_mm_storel_epi64((__m128i *)(void *)&all, _mm_packus_epi16(half, half));
+	if (n >= 8) {
+		memcpy(p, &all, 8);
+		return;
+	}
+	if (n >= 4) memcpy(p, &all, 4), all >>= 32, p += 4, n -= 4;
+	for (; n > 0; n--, all >>= 8) *p++ = (uint8_t)all;
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+	uint64_t all = 0;
+	uint32_t low;
+	if (n >= 8) {
+		memcpy(&all, p, 8);
+	} else if (n >= 4) {
+		memcpy(&low, p, 4);
+		for (; n > 4; n--) all = all << 8 | p[n - 1];
+		all = all << 32 | low;
+	} else {
+		for (; n > 0; n--) all = all << 8 | p[n - 1];
+	}
+	const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)&all);
+	return _mm256_castsi256_ps(_mm256_cvtepu8_epi32(bytes));
+}
+
 /* Loads quarter l (4 lanes) from p + l * step. */
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
 	return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
@@ -12905,6 +13023,18 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
 	*r2 = _mm512_shuffle_ps(high01, high23, 0x44);
 	*r3 = _mm512_shuffle_ps(high01, high23, 0xee);
 }
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+	const __m512i v = _mm512_castps_si512(words);
+	if (n >= 16)
+		_mm_storeu_si128((__m128i *)(void *)p, _mm512_maskz_cvtepi32_epi8(MPT__V16_ALL, v));
+	else
+		_mm512_mask_cvtepi32_storeu_epi8(p, v_first(n), v);
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+	const __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)(const void *)p)
+								  : _mm_maskz_loadu_epi8(v_first(n), p);
+	return _mm512_castsi512_ps(_mm512_maskz_cvtepu8_epi32(MPT__V16_ALL, bytes));
+}
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
 	v_f v = _mm512_castps128_ps512(_mm_loadu_ps(p));
 	v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
@@ -13215,6 +13345,16 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
 	*r1 = vzip2q_f32(low02, low13);
 	*r2 = vzip1q_f32(high02, high13);
 	*r3 = vzip2q_f32(high02, high13);
+}
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+	const uint16x4_t half = vmovn_u32(vreinterpretq_u32_f32(words));
+	const uint8x8_t bytes = vmovn_u16(vcombine_u16(half, half));
+	if (n > 0) memcpy(p, &bytes, n < 4 ? (size_t)n : 4);
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+	uint8x8_t bytes = vdup_n_u8(0);
+	if (n > 0) memcpy(&bytes, p, n < 4 ? (size_t)n : 4);
+	return vreinterpretq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
 }
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
 	(void)step;
@@ -14273,6 +14413,8 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_transpose4
 #undef v_split
 #undef v_merge
+#undef v_store_bytes
+#undef v_load_bytes
 #undef v_load_two
 #undef v_load_apart
 #undef v_store_two
@@ -18072,11 +18214,17 @@ typedef struct mpt__pooling_work {
 	const mpt__routines *routines;
 	mpt__cpu_view view[3];
 	const mpt__operand *more, *less; /* x or dx; y or dy */
-	const int32_t *index;
+	bool wide; /* the index of a maximum is an i32, else a u8 */
 	int64_t window[2], step[2], padding[2];
 	int64_t lines, blocks; /* of windows of two by two: lines of y of a task, tasks of an image */
-	bool back, most, along_c, adaptive, padding_counts;
+	bool back, most, along_c, adaptive, padding_counts, positive;
 } mpt__pooling_work;
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__pooling_gates(w) false
+#else
+#define mpt__pooling_gates(w) ((w)->positive)
+#endif
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
 static int64_t mpt__pooling_bounds(
@@ -18114,40 +18262,53 @@ static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int6
 
 /* Takes one element into a maximum, as PyTorch does: a NaN wins over all before it. */
 static MPT__INLINE void mpt__pooling_take(
-	mpt__real x, int64_t at, mpt__real *best, int32_t *index) {
+	mpt__real x, uint32_t at, mpt__real *best, uint32_t *index) {
 	if (!(x > *best) && !mpt__real_is_nan(x)) return;
 	*best = x;
-	*index = (int32_t)at;
+	*index = at;
 }
 
-static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t step, int64_t place,
-	int64_t place_step, const mpt__real *y, const int32_t *index, int64_t n) {
-	int32_t *to = (int32_t *)w->view[2].data;
-	mpt__cpu_put(&w->view[1], at, step, y, n);
-	for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
+static void mpt__pooling_give(const mpt__pooling_work *w, int64_t offset, int64_t step,
+	int64_t place, int64_t place_step, const mpt__real *y, const uint32_t *index, int64_t n) {
+	char *to = (char *)w->view[2].data;
+	mpt__cpu_put(&w->view[1], offset, step, y, n);
+	for (int64_t i = 0; to != NULL && i < n; i++, place += place_step) {
+		const uint32_t at = mpt__pooling_gates(w) && y[i] <= 0 ? UINT32_MAX : index[i];
+		if (w->wide)
+			((uint32_t *)(void *)to)[place] = at;
+		else
+			((uint8_t *)to)[place] = (uint8_t)at;
+	}
+}
+
+/* Where in its window the maximum of an output was. */
+static MPT__INLINE uint32_t mpt__pooling_index(const mpt__pooling_work *w, int64_t place) {
+	const char *from = (const char *)w->view[1].data;
+	return w->wide ? ((const uint32_t *)(const void *)from)[place] : ((const uint8_t *)from)[place];
 }
 
 /* Output [n, .., oh, ow] of all channels. */
 static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh, int64_t ow) {
 	const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
 	mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
-	int32_t index[MPT__BLOCK];
-	int64_t h0, h1, w0, w1, channels = x->shape[1], width = x->shape[3];
+	uint32_t index[MPT__BLOCK];
+	int64_t h0, h1, w0, w1, channels = x->shape[1];
 	int64_t size = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
 	size *= mpt__pooling_bounds(w, 1, ow, &w0, &w1);
 	for (int64_t c = 0, m; c < channels; c += m) {
 		m = mpt__cpu_min(MPT__BLOCK, channels - c);
 		for (int64_t k = 0; k < m; k++) {
 			best[k] = w->most ? -mpt__real_infinity() : 0;
-			index[k] = (int32_t)(h0 * width + w0);
+			index[k] = 0;
 		}
+		uint32_t at = 0;
 		for (int64_t h = h0; h < h1; h++) {
-			for (int64_t i = w0; i < w1; i++) {
+			for (int64_t i = w0; i < w1; i++, at++) {
 				const mpt__real *in = mpt__cpu_in(
 					&w->view[0], mpt__pooling_at(x, n, c, h, i), x->stride[1], block, m);
 				if (!w->most) w->routines->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
 				for (int64_t k = 0; w->most && k < m; k++)
-					mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
+					mpt__pooling_take(in[k], at, &best[k], &index[k]);
 			}
 		}
 		for (int64_t k = 0; !w->most && k < m; k++) best[k] /= (mpt__real)size;
@@ -18160,8 +18321,8 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
 static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t oh) {
 	const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
 	mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
-	int32_t index[MPT__BLOCK];
-	int64_t h0, h1, w0, w1, left, width = x->shape[3], most = MPT__BLOCK / 2 / w->step[1];
+	uint32_t index[MPT__BLOCK];
+	int64_t h0, h1, w0, w1, left, most = MPT__BLOCK / 2 / w->step[1];
 	const int64_t high = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
 	for (int64_t first = 0, m; first < y->shape[3]; first += m) {
 		m = mpt__cpu_min(most, y->shape[3] - first);
@@ -18175,11 +18336,12 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
 				mpt__pooling_bounds(w, 1, first + k, &begin, &end);
 				if (h == h0) {
 					best[k] = w->most ? -mpt__real_infinity() : 0;
-					index[k] = (int32_t)(h0 * width + begin);
+					index[k] = 0;
 				}
-				for (int64_t i = begin; i < end; i++) {
+				uint32_t at = (uint32_t)(h - h0) * (uint32_t)(end - begin);
+				for (int64_t i = begin; i < end; i++, at++) {
 					if (w->most)
-						mpt__pooling_take(in[i - left], h * width + i, &best[k], &index[k]);
+						mpt__pooling_take(in[i - left], at, &best[k], &index[k]);
 					else
 						best[k] += in[i - left];
 				}
@@ -18196,23 +18358,26 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
 static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64_t h, int64_t i) {
 	const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
 	mpt__real block[MPT__BLOCK], sum[MPT__BLOCK];
-	int64_t h0, h1, w0, w1, a, b, channels = dx->shape[1], at = h * dx->shape[3] + i;
+	int64_t h0, h1, w0, w1, top, left, end, channels = dx->shape[1];
 	mpt__pooling_covers(w, 0, h, &h0, &h1);
 	mpt__pooling_covers(w, 1, i, &w0, &w1);
 	for (int64_t c = 0, m; c < channels; c += m) {
 		m = mpt__cpu_min(MPT__BLOCK, channels - c);
 		memset(sum, 0, (size_t)m * sizeof *sum);
 		for (int64_t oh = h0; oh < h1; oh++) {
-			const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+			const int64_t high = mpt__pooling_bounds(w, 0, oh, &top, &end);
 			for (int64_t ow = w0; ow < w1; ow++) {
 				const mpt__real *in = mpt__cpu_in(
 					&w->view[0], mpt__pooling_at(dy, n, c, oh, ow), dy->stride[1], block, m);
-				const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
+				const mpt__real size =
+					(mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &left, &end));
 				const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
+				const uint32_t at =
+					(uint32_t)(h - top) * (uint32_t)(end - left) + (uint32_t)(i - left);
 				for (int64_t k = 0; k < m; k++) {
 					if (!w->most)
 						sum[k] += in[k] / size;
-					else if (w->index[place + k * o->stride[1]] == at)
+					else if (mpt__pooling_index(w, place + k * o->stride[1]) == at)
 						sum[k] += in[k];
 				}
 			}
@@ -18225,7 +18390,7 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
 static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h) {
 	const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
 	mpt__real in, sum[MPT__BLOCK];
-	int64_t h0, h1, w0, w1, begin, end, a, b, width = dx->shape[3];
+	int64_t h0, h1, w0, w1, begin, end, top, below, width = dx->shape[3];
 	mpt__pooling_covers(w, 0, h, &h0, &h1);
 	for (int64_t first = 0, m; first < width; first += m) {
 		m = mpt__cpu_min(MPT__BLOCK, width - first);
@@ -18233,20 +18398,23 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
 		mpt__pooling_covers(w, 1, first, &w0, &end);
 		mpt__pooling_covers(w, 1, first + m - 1, &begin, &w1);
 		for (int64_t oh = h0; oh < h1; oh++) {
-			const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+			const int64_t high = mpt__pooling_bounds(w, 0, oh, &top, &below);
 			for (int64_t ow = w0; ow < w1; ow++) {
+				const int64_t size = high * mpt__pooling_bounds(w, 1, ow, &begin, &end);
 				int64_t to = 0;
-				if (w->most) {
-					to = w->index[mpt__pooling_at(o, n, c, oh, ow)] - h * width - first;
-					if (to < 0 || to >= m) continue;
+				if (w->most) { /* in this line of its window */
+					const uint32_t wide = (uint32_t)(end - begin);
+					const uint32_t at = mpt__pooling_index(w, mpt__pooling_at(o, n, c, oh, ow)) -
+						(uint32_t)(h - top) * wide;
+					to = begin - first + at;
+					if (at >= wide || to < 0 || to >= m) continue;
 				}
 				in = mpt__cpu_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
 				if (w->most) {
 					sum[to] += in;
 					continue;
 				}
-				const mpt__real part =
-					in / (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &begin, &end));
+				const mpt__real part = in / (mpt__real)size;
 				for (int64_t i = begin; i < end; i++)
 					if (i >= first && i < first + m) sum[i - first] += part;
 			}
@@ -18265,11 +18433,11 @@ static bool mpt__pooling_is_dense(const mpt__operand *o, bool along_c) {
 	return o->stride[along_c ? 1 : 3] == 1;
 }
 
-/* Whether the level has vectors for all of it. The index is exact in a float up to 2^24. */
+/* Whether the level has vectors for all of it. */
 static bool mpt__pooling_is_two(const mpt__pooling_work *w) {
 	const mpt__operand *o = &w->launch->operand[w->back ? 1 : 2];
 	const bool index = w->view[w->back ? 1 : 2].data != NULL;
-	bool two = w->routines->windows != NULL && !w->adaptive && w->more->shape[3] < 1 << 23;
+	bool two = w->routines->windows != NULL && !w->adaptive && !w->wide;
 	for (int d = 0; d < 2; d++) {
 		two = two && w->window[d] == 2 && w->step[d] == 2 && w->padding[d] == 0 &&
 			2 * w->less->shape[2 + d] <= w->more->shape[2 + d];
@@ -18305,15 +18473,14 @@ static void mpt__pooling_two(void *work, int64_t task, int thread) {
 	(void)thread;
 	p.x = (char *)w->view[w->back ? 2 : 0].data + mpt__pooling_at(x, n, c, 2 * line, 0) * bytes;
 	p.y = (char *)w->view[w->back ? 0 : 1].data + mpt__pooling_at(y, n, c, line, 0) * bytes;
-	p.index = (int32_t *)index->data;
+	p.index = (uint8_t *)index->data;
 	if (p.index != NULL) p.index += mpt__pooling_at(o, n, c, line, 0);
 	p.lines = mpt__cpu_min(w->lines, y->shape[2] - line);
 	p.count = y->shape[3], p.channels = w->along_c ? x->shape[1] : 0;
 	p.x_line = x->stride[2], p.x_pixel = x->stride[3];
 	p.y_line = y->stride[2], p.y_pixel = y->stride[3];
 	p.index_line = o->stride[2], p.index_pixel = o->stride[3];
-	p.width = x->shape[3], p.first = 2 * line * p.width;
-	p.dtype = x->dtype, p.most = w->most, p.back = w->back;
+	p.dtype = x->dtype, p.most = w->most, p.back = w->back, p.positive = w->positive;
 	p.adds = w->back && w->view[2].accumulate;
 	w->routines->windows(&p);
 	if (!w->back) return;
@@ -18321,7 +18488,7 @@ static void mpt__pooling_two(void *work, int64_t task, int thread) {
 	if (line + p.lines < y->shape[2]) return;
 	for (int64_t h = 2 * y->shape[2]; h < x->shape[2]; h++) {
 		if (!w->along_c) mpt__pooling_back_line(w, n, c, h);
-		for (int64_t i = 0; w->along_c && i < p.width; i++) mpt__pooling_back_pixel(w, n, h, i);
+		for (int64_t i = 0; w->along_c && i < x->shape[3]; i++) mpt__pooling_back_pixel(w, n, h, i);
 	}
 }
 
@@ -18357,10 +18524,11 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 	}
 	w.more = &launch->operand[back ? 2 : 0];
 	w.less = &launch->operand[back ? 0 : 1];
-	w.index = back ? (const int32_t *)call->data[1] : NULL;
+	w.wide = w.view[back ? 1 : 2].data != NULL && launch->operand[back ? 1 : 2].dtype == MPT_I32;
 	w.most = launch->function == MPT__FN_MAX;
 	w.padding_counts = launch->index[3] & 1;
 	w.adaptive = launch->index[3] & 2;
+	w.positive = launch->index[3] & 4;
 	int64_t *const pair[] = {w.window, w.step, w.padding};
 	for (int k = 0; k < 3; k++) {
 		pair[k][0] = launch->index[k] >> 32;
@@ -20267,6 +20435,10 @@ typedef struct {
 	bool cleared;          /* since ctx->found_gradients was reset */
 	bool live;
 	uint32_t since; /* updates that were completed when its gradient began */
+#ifndef MPTRAIN_NO_FRUGAL
+	bool inside;   /* the backward under way updates it and gives its gradient back */
+	uint32_t last; /* number of the record after which that is done; UINT32_MAX: after all */
+#endif
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -20335,10 +20507,13 @@ typedef struct mpt__record {
 	uint8_t layout;           /* mpt__layout; as decided in forward */
 	uint8_t compute_dtype;    /* what the policy decided in forward */
 	uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
-#ifndef MPTRAIN_NO_FRUGAL
-	uint8_t asks; /* of mpt__asks */
-#endif
 	uint8_t repeats;          /* mpt__repeats */
+#ifndef MPTRAIN_NO_FRUGAL
+	uint8_t asks;             /* of mpt__asks */
+	uint8_t gate;             /* 1 + position in saved of a relu's result, of which .. */
+	uint8_t gates;            /* .. only bits are left, at 1 + this position */
+	uint8_t gaters;           /* records that read it and do what the relu's backward would */
+#endif
 	uint32_t number;          /* index in ctx->records */
 	uint32_t references;      /* outputs alive */
 	struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
@@ -20372,7 +20547,9 @@ typedef enum {
 	MPT__ASKS_HOLES = 4,    /* what it saved is not held */
 	MPT__ASKS_OWN = 8,      /* and cannot be had without the call */
 	MPT__ASKS_ALWAYS = 16,  /* no call may be left out: something else reads the result */
-	MPT__ASKS_NOW = 32      /* nor in the run to come */
+	MPT__ASKS_NOW = 32,     /* nor in the run to come */
+	MPT__ASKS_GATED = 64,   /* it is one of the `gaters` of in[0]'s record */
+	MPT__ASKS_OPENED = 128  /* its gates are to be opened for backward */
 } mpt__asks;
 
 /* A part of a forward that backward runs again, as its calls keep nothing: core/region.c. */
@@ -20653,6 +20830,12 @@ struct mpt_context {
 	/* Whether output 0 of a call can be computed again from what forward saved; does so. */
 	bool (*can_repeat)(const mpt__frame *frame);
 	mpt__op_fn repeat;
+#ifndef MPTRAIN_NO_FRUGAL
+	/* Nothing but the record of the op that made a tensor needs it any more. */
+	void (*shrink)(mpt_context *ctx, mpt__tensor *tensor);
+	/* Backward's way through records, where an optimizer updates meanwhile; else NULL. */
+	mpt_status (*walk)(mpt_context *ctx, mpt__record *order, bool retain);
+#endif
 
 	mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
 	mpt__listener listeners[MPT__MAX_LISTENERS];
@@ -21817,7 +22000,7 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
 
 /* A tensor's end lets go of the record that made it, a record's end of its inputs. */
 static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor);
-static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
+static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
 
 static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *ctx, mpt__record *record) {
 	record->next = ctx->free_record;
@@ -21888,6 +22071,8 @@ static MPT__FORCE_INLINE void mpt__record_ends(mpt_context *ctx, mpt__record *re
 /* The same where something asks for the record: its region may need it beyond its end. */
 static MPT__NOINLINE void mpt__record_ends_asking(mpt_context *ctx, mpt__record *record) {
 	if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+	mpt__record *from = record->asks & MPT__ASKS_GATED ? record->in[0]->record : NULL;
+	if (from && from->gaters) from->gaters--;
 	mpt__record_ends(ctx, record);
 	if (record->region)
 		mpt__region_leave(ctx, record);
@@ -21948,11 +22133,15 @@ static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor) {
 }
 
 /* Ends the handle. */
-static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
+static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
 	if (!tensor->handle) return;
 	bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
 	tensor->handle = 0;
 	if (!needed) mpt__tensor_settle(ctx, tensor);
+#ifndef MPTRAIN_NO_FRUGAL
+	else if (tensor->saves == 1 && tensor->record && tensor->record->gate)
+		ctx->shrink(ctx, tensor);
+#endif
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
@@ -23021,6 +23210,104 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 	tensor->saves++;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__save_gate(frame) mpt__save(frame, (frame)->out[0])
+#define mpt__asks_nothing(record) ((void)0)
+#define mpt__gated(frame, at) false
+#define mpt__gates_here(frame) false
+#else
+#define mpt__asks_nothing(record) \
+	((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
+/* In backward of a relu: dy was made with its slope already, see mpt__shrink. */
+#define mpt__gated(frame, at) (!(frame)->saved[at])
+
+/* mpt__save for a result of which backward asks no more than where it is <= 0. */
+static MPT__INLINE void mpt__save_gate(mpt__frame *frame) {
+	mpt__save(frame, frame->out[0]);
+	frame->record->gate = frame->record->n_saved;
+}
+
+/* Whether the gradient of in[0] counts only where that is above 0; then the call gives none
+   elsewhere. */
+static bool mpt__gates_here(const mpt__frame *frame) {
+	mpt__record *from = frame->in[0]->record;
+	if (!frame->records || !from || !from->gate || from->gaters == UINT8_MAX) return false;
+	from->gaters++;
+	frame->record->asks |= MPT__ASKS_GATED;
+	return true;
+}
+
+enum { MPT__GATE_LEAST = 4096 }; /* elements: below it a launch costs more than there is to gain */
+
+/* A launch from result to bits, or back: all elements, as they lie. */
+static mpt_status mpt__launch_gates(mpt_context *ctx, mpt__kernel kernel,
+	const mpt__tensor *result, const mpt__tensor *bits) {
+	const bool open = kernel == MPT__K_GATE_OPEN;
+	mpt__launch *launch = mpt__launch_begin(ctx, kernel);
+	mpt__operand_on(launch, open, result->storage, (mpt_dtype)result->dtype, 0,
+		mpt__tensor_numel(result), open ? MPT__WRITE : MPT__READ);
+	mpt__operand_of(launch, !open, bits, open ? MPT__READ : MPT__WRITE);
+	return mpt__submit(ctx, launch);
+}
+
+/* Whether bits are worth it: of a fresh result that no view of it needs. */
+static bool mpt__shrinks(const mpt_context *ctx, const mpt__tensor *result) {
+	const int64_t numel = mpt__tensor_numel(result);
+	const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)result->dtype);
+	const bool narrow =
+		result->dtype == MPT_F32 || result->dtype == MPT_F16 || result->dtype == MPT_BF16;
+	return narrow && numel >= MPT__GATE_LEAST && result->offset == 0 &&
+		numel * size == ctx->storages[result->storage].bytes &&
+		mpt__storage_alone(ctx, result->storage);
+}
+
+/* Keeps bits in the place of a result that no other record saved and no handle names, or nothing,
+   where all who read it gate their gradients. A changed one stays, for backward to say so. */
+static void mpt__shrink(mpt_context *ctx, mpt__tensor *result) {
+	mpt__record *record = result->record;
+	const int at = record->gate - 1;
+	if (record->gates || at >= record->n_saved || record->saved[at] != result || !mpt__ok(ctx) ||
+		ctx->in_backward ||
+		ctx->storages[result->storage].version != record->saved_version[at])
+		return;
+	if (result->nodes == record->gaters) {
+		record->saved[at] = NULL;
+		result->saves = 0;
+		mpt__tensor_settle(ctx, result);
+		return;
+	}
+	if (!mpt__shrinks(ctx, result)) return;
+	const int64_t numel = mpt__tensor_numel(result);
+	const int64_t groups = (numel + MPT__GATE_GROUP - 1) / MPT__GATE_GROUP;
+	mpt_shape shape = MPT_SHAPE(groups * MPT__GATE_WORDS);
+	mpt__tensor *bits = mpt__tensor_unscoped(ctx, MPT_I32, &shape, MPT_MEMORY_ACTIVATION);
+	if (!bits) return;
+	mpt__launch_origin(ctx, MPT__FORWARD, record->op);
+	mpt__launch_gates(ctx, MPT__K_GATE_BITS, result, bits);
+	mpt__launch_origin(ctx, MPT__OTHER, 0);
+	bits->saves++;
+	record->saved[record->n_saved] = bits;
+	record->saved_version[record->n_saved++] = ctx->storages[bits->storage].version;
+	record->gates = record->n_saved;
+	record->asks |= MPT__ASKS_OPENED;
+	mpt__tensor_drop(ctx, bits);
+	mpt__storage_release(ctx, result->storage);
+	result->storage = 0;
+}
+
+/* Before backward: the result again, as ones and zeros. */
+static mpt_status mpt__open_gates(mpt_context *ctx, mpt__record *record) {
+	mpt__tensor *result = record->gates ? record->saved[record->gate - 1] : NULL;
+	if (!result || result->storage) return MPT_OK;
+	int64_t bytes = mpt__tensor_numel(result) * (int64_t)mpt_dtype_size((mpt_dtype)result->dtype);
+	result->storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+	if (!result->storage) return ctx->base.status;
+	ctx->storages[result->storage].version = record->saved_version[record->gate - 1];
+	mpt__launch_origin(ctx, MPT__BACKWARD, record->op);
+	return mpt__launch_gates(ctx, MPT__K_GATE_OPEN, result, record->saved[record->gates - 1]);
+}
+#endif
+
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 	for (int i = frame->n_temporary; i > 0; i--)
 		mpt__tensor_drop(frame->context, frame->temporary[i - 1]);
@@ -23113,9 +23400,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
 	record->n_out = (uint8_t)n_out;
 	record->references = (uint32_t)n_out;
 	record->n_saved = record->again = 0;
-#ifndef MPTRAIN_NO_FRUGAL
-	record->asks = 0;
-#endif
+	mpt__asks_nothing(record);
 	frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
 	frame->row = &ctx->ops[op];
 	frame->op = op;
@@ -23273,6 +23558,12 @@ static void mpt__materialise_gradients(mpt_context *ctx, mpt__block *block) {
 	mpt__submit(ctx, launch);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__inside(parameter) false
+#else
+#define mpt__inside(parameter) ((parameter)->inside)
+#endif
+
 /* Ends the gradient that stands at a place, if there is one. */
 static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
 	mpt__tensor *gradient = *at;
@@ -23283,14 +23574,23 @@ static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
 static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(
 	mpt_context *ctx, mpt__tensor *tensor) {
 	mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
-	if (!block->gradients)
+	const bool own = mpt__inside(&ctx->parameters[tensor->parameter - 1]);
+	if (!block->gradients && !own)
 		block->gradients =
 			mpt__storage_new(ctx, block->numel * 4, MPT_MEMORY_GRADIENT, MPT__FROM_DEVICE, true);
 	mpt__tensor view = *tensor;
 	view.storage = block->gradients;
 	view.dtype = MPT_F32;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (own) {
+		view.offset = 0;
+		view.storage = mpt__storage_new(ctx, ctx->parameters[tensor->parameter - 1].numel * 4,
+			MPT_MEMORY_GRADIENT, MPT__FROM_POOL, false);
+	}
+#endif
 	tensor->gradient =
 		view.storage ? mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+	if (own && view.storage) mpt__storage_release(ctx, view.storage); /* the view's alone */
 	return tensor->gradient;
 }
 
@@ -23577,21 +23877,22 @@ static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
 }
 
 #ifndef MPTRAIN_NO_FRUGAL
-/* The same of a region's call. */
-static MPT__NOINLINE mpt_status mpt__backward_in_region(
+/* The same where what is saved has to come back, or a region hears of it. */
+static MPT__NOINLINE mpt_status mpt__backward_asking(
 	mpt_context *ctx, mpt__record *record, bool retain) {
+	const bool any = mpt__any_gradient(record);
 	mpt_status status = MPT_OK;
-	if (mpt__any_gradient(record) && record->asks & MPT__ASKS_HOLES)
-		status = mpt__region_fill(ctx, record->region);
+	if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
+	if (any && status == MPT_OK) status = mpt__open_gates(ctx, record);
 	if (status == MPT_OK) status = mpt__backward_plainly(ctx, record, retain);
-	if (status == MPT_OK) mpt__region_used(ctx, record, retain);
+	if (status == MPT_OK && record->region) mpt__region_used(ctx, record, retain);
 	return status;
 }
 #endif
 
 static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
 #ifndef MPTRAIN_NO_FRUGAL
-	if (MPT__UNLIKELY(record->region != NULL)) return mpt__backward_in_region(ctx, record, retain);
+	if (MPT__UNLIKELY(record->asks != 0)) return mpt__backward_asking(ctx, record, retain);
 #endif
 	return mpt__backward_plainly(ctx, record, retain);
 }
@@ -23691,6 +23992,12 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
 	ctx->no_grad_depth++;
 	root->nodes++; /* holds the records, whatever a user op's backward ends */
 	mpt__record *record = mpt__walk_order(ctx, root->record);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (MPT__UNLIKELY(ctx->walk != NULL) && status == MPT_OK) {
+		status = ctx->walk(ctx, record, retain);
+		record = NULL;
+	}
+#endif
 	for (; record && status == MPT_OK; record = record->next)
 		status = mpt__backward_record(ctx, record, retain);
 	root->nodes--;
@@ -24031,7 +24338,6 @@ static void mpt__recorder_retire(mpt_context *ctx, uint32_t storage) {
 /* Notes that the step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *ctx, mpt__object_kind kind, const mpt__id *id) {
 	mpt__recording *recorder = ctx->recorder;
-	if (!recorder) return;
 	if (!mpt__ids_add(ctx, &recorder->work, (uint32_t)kind) ||
 		!mpt__ids_add(ctx, &recorder->work, id->slot) ||
 		!mpt__ids_add(ctx, &recorder->work, id->generation))
@@ -25549,7 +25855,7 @@ MPT__END_REGION
 	O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp") \
 	O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log") \
 	O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt") \
-	O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu") \
+	O(relu, INPUT, unary, relu, unary, RELU, RELU_BACKWARD, "Relu") \
 	O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu") \
 	O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu") \
 	O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh") \
@@ -25876,6 +26182,15 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
 	return mpt__unary_forward(frame);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__relu_forward mpt__unary_keep_out_forward
+#else
+static mpt_status mpt__relu_forward(mpt__frame *frame) {
+	mpt__save_gate(frame);
+	return mpt__unary_forward(frame);
+}
+#endif
+
 /* out = fn(a, b), both broadcast to the shape of `out`. */
 static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const mpt__tensor *a,
 	const mpt__tensor *b, const mpt__tensor *out, mpt__access access) {
@@ -25889,6 +26204,7 @@ static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const 
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
+	if (mpt__gated(frame, 0)) return mpt__gradient_pass(frame, 0, frame->dy[0]);
 	if (!mpt__dx_into(frame)) return mpt__outcome(frame);
 	unsigned function = frame->row->backward_function;
 	bool swapped = function == MPT__FN_DIV;
@@ -26524,6 +26840,8 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
 		before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
 		if (!before) return ctx->base.status;
 		mpt__save(frame, before);
+	} else if (activation == MPT_ACTIVATION_RELU) {
+		mpt__save_gate(frame);
 	} else if (activation != MPT_ACTIVATION_NONE) {
 		mpt__save(frame, frame->out[0]);
 	}
@@ -26542,7 +26860,7 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
 /* dy times the derivative of the activation; in place where nobody else reads dy. */
 static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor *dy) {
 	mpt_activation activation = (mpt_activation)frame->attributes->activation;
-	if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
+	if (!dy || activation == MPT_ACTIVATION_NONE || mpt__gated(frame, 2)) return dy;
 	const mpt__tensor *inner = dy;
 	if (!mpt__owned(frame->context, dy)) {
 		inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
@@ -28954,7 +29272,7 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
 	mpt__conv_end end = {frame->in[2], NULL, false, relu};
 	mpt__save(frame, frame->in[0]);
 	mpt__save(frame, frame->in[1]);
-	if (relu) mpt__save(frame, frame->out[0]);
+	if (relu) mpt__save_gate(frame);
 	if (!frame->context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
 	mpt__wait_no_more(frame->context);
 	mpt__waiting *waiting = &frame->context->waiting;
@@ -28975,7 +29293,8 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 	int in = transposed ? 2 : 0;
 	mpt__tensor dy, image[3];
 	mpt__access access;
-	const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+	const bool relu =
+		frame->attributes->activation == MPT_ACTIVATION_RELU && !mpt__gated(frame, 2);
 	if ((!relu || frame->saved[2]->dtype == frame->dy[0]->dtype) &&
 		(mpt__wants(frame, 1) || !mpt__wants(frame, 2)) &&
 		mpt__conv_planes(frame, frame->saved[0], frame->dy[0]))
@@ -29314,7 +29633,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
 	mpt__save(frame, in[MPT__NORM_WEIGHT]);
 	mpt__save(frame, given ? more[0] : mean);
 	mpt__save(frame, rstd);
-	if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
+	if (batch && frame->attributes->index[2]) mpt__save_gate(frame);
 	if (!batch && mpt__recomputes(ctx)) mpt__save(frame, in[MPT__NORM_BIAS]);
 	if (!rows) mpt__lie_as(frame->out[0], x);
 	if (mpt__tensor_numel(x) == 0) return MPT_OK;
@@ -29355,7 +29674,8 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 	const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
 	const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
 	const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
-	bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
+	bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2] &&
+		!mpt__gated(frame, MPT__NORM_OUT);
 	if (!dy) {
 		mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
 		return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
@@ -29383,6 +29703,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 	if (!mpt__ok(ctx)) return ctx->base.status;
 	if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
 	mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
+	launch->index[2] = relu;
 	mpt__norm_operand(frame, launch, 0, x, MPT__READ);
 	mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
 	if (weight) mpt__reads(launch, 2, weight);
@@ -29506,7 +29827,12 @@ MPT__END_REGION
 
 /* index[0..1]: window, or sizes of the output (adaptive); [2..3] steps, [4..5] padding, of H and W;
    [6]: MPT__POOL_.. */
-enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING = 4 };
+enum {
+	MPT__POOL_COUNTS_PADDING = 1,
+	MPT__POOL_ADAPTIVE = 2,
+	MPT__POOL_CEILING = 4,
+	MPT__POOL_POSITIVE = 4 /* of launches */
+};
 
 #ifndef MPTRAIN_NO_CONV
 #define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
@@ -29564,7 +29890,12 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
 	if (mpt__pools_all(frame))
 		return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
 	if (frame->records && frame->op == MPT__OP_max_pool2d) {
-		index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
+		const int64_t *a = frame->attributes->index, *in = x->shape.dim;
+		const int64_t most = a[6] & MPT__POOL_ADAPTIVE /* elements of a window */
+			? (in[2] / a[0] + 2) * (in[3] / a[1] + 2)
+			: a[0] * a[1];
+		const mpt_dtype dtype = most <= UINT8_MAX ? MPT_U8 : MPT_I32;
+		index = mpt__temporary(frame, dtype, &frame->out_shape[0]);
 		if (!index) return mpt__outcome(frame);
 		mpt__save(frame, index);
 	}
@@ -29579,6 +29910,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
 	mpt__reads(launch, 0, x);
 	mpt__writes(launch, 1, frame->out[0]);
 	if (index) mpt__writes(launch, 2, index);
+	if (index && mpt__gates_here(frame)) launch->index[3] |= MPT__POOL_POSITIVE;
 	return mpt__submit(frame->context, launch);
 }
 
@@ -41122,7 +41454,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
-#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || defined(MPTRAIN_WATCH)
 /* Another mode for a while, and within that others, as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
 	module->before = module->before << 1 | (uint32_t)module->training;
@@ -41135,7 +41467,7 @@ static void mpt__mode_back(mpt__module *module) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FIT) || defined(MPTRAIN_WATCH)
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
 	mpt__walk walk;
@@ -43919,6 +44251,10 @@ typedef struct {
 	bool refuses_nonfinite; /* norms that clip */
 	bool stochastic;        /* bf16 values are rounded by chance and have no masters */
 	bool pattern_valid, norm_valid;
+#ifndef MPTRAIN_NO_FRUGAL
+	bool inside; /* updates in backward: then each item is a segment of its own, in items' order */
+	bool done;   /* has done so; mpt_step is still to come */
+#endif
 	mpt__group *groups;
 	int64_t group_count, group_capacity;
 	mpt__optim_state *states;
@@ -45328,6 +45664,12 @@ static MPT__COLD mpt_status mpt__check_scales(
 /* Brings the segments up to date with which parameters have a gradient now. Those have to be scaled
    by the scaler of that slot, or by none. */
 static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t scaler) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (optimizer->inside)
+		return mpt__error(ctx, STATE,
+			"the optimizer updates inside backward, which leaves no gradients to unscale, clip or "
+			"look at; see mpt_update_in_backward");
+#endif
 	bool changed = !optimizer->pattern_valid, odd = false;
 	int64_t with_grad = 0;
 	mpt__optim_item *const end = optimizer->items + optimizer->item_count;
@@ -45585,16 +45927,17 @@ mpt_status mpt_zero_grad(mpt_optimizer handle) {
 	return MPT_OK;
 }
 
-/* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
+/* The launch that updates segments [row, row + rows) of a state, which are of one group, or of a
+   part of it, without the gradients. mirrored: where its mirrors begin. With a form, the kernel
    takes the values for its master. */
-static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
-	const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
+static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
+	const mpt__optimizer *optimizer, const mpt__optim_state *state, int form, int64_t row,
+	int64_t rows, uint16_t found_slot, int64_t mirrored) {
 	static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
 	const mpt__rule *rule = optimizer->rule;
 	const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-	mpt__block *block = mpt__block_of(ctx, state);
-	if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
-		mpt__materialise_gradients(ctx, block);
+	const mpt__block *block = mpt__block_of(ctx, state);
+	const int64_t at = state->first - mirrored;
 	mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
 	launch->function = (uint8_t)rule->function;
 	mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
@@ -45602,16 +45945,13 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 	if (form >= 0)
 		mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
 			state->count, MPT__READ_WRITE);
-	mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
 	mpt__segments_operand(launch, 4, optimizer, row, rows);
 	mpt__operand_on(
 		launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count, MPT__READ_WRITE);
 	for (int k = 0; k < MPT__MIRRORS; k++)
 		if (state->mirror[k])
 			mpt__operand_on(
-				launch, position[k], state->mirror[k], MPT_F32, 0, state->count, MPT__READ_WRITE);
-	launch->slot[1] =
-		block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
+				launch, position[k], state->mirror[k], MPT_F32, at, state->count, MPT__READ_WRITE);
 	launch->slot[2] = found_slot;
 	mpt__schedule_operand(launch, optimizer, group);
 	int settings = 0;
@@ -45624,6 +45964,19 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 	launch->index[3] = optimizer->stochastic;
 	launch->rng.seed = ctx->config.seed;
 	launch->rng.stream = state->stream;
+	return launch;
+}
+
+static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
+	const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
+	mpt__block *block = mpt__block_of(ctx, state);
+	if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
+		mpt__materialise_gradients(ctx, block);
+	mpt__launch *launch =
+		mpt__update_launch(ctx, optimizer, state, form, row, rows, found_slot, state->first);
+	mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
+	launch->slot[1] =
+		block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
 	return mpt__submit(ctx, launch);
 }
 
@@ -45686,9 +46039,7 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
 		ctx->base.op, optimizer->uncleared);
 }
 
-#ifdef MPTRAIN_NO_WATCH
-#define mpt__update_refused(ctx, optimizer) false
-#else
+#ifndef MPTRAIN_NO_WATCH
 /* Whether an update would write what is shared, with an error recorded before anything changes. */
 static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimizer *optimizer) {
 	for (int64_t i = 0; i < optimizer->state_count; i++) {
@@ -45699,9 +46050,21 @@ static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimiz
 	}
 	return false;
 }
-#define mpt__update_refused(ctx, optimizer) \
-	((ctx)->share_count > 0 && mpt__update_looked_at(ctx, optimizer))
 #endif
+
+/* Whether values are not to be updated now, with an error recorded. */
+static MPT__INLINE bool mpt__update_refused(mpt_context *ctx, const mpt__optimizer *optimizer) {
+	const int64_t averages = ctx->objects[MPT__EMA].count;
+	for (int64_t i = 0; i < optimizer->state_count && averages > 0; i++)
+		if (mpt__averages_applied(ctx, optimizer->states[i].block))
+			return !mpt__reject(
+				ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
+#ifdef MPTRAIN_NO_WATCH
+	return false;
+#else
+	return ctx->share_count > 0 && mpt__update_looked_at(ctx, optimizer);
+#endif
+}
 
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
@@ -45713,15 +46076,11 @@ static mpt_status mpt__optimizer_update(
 		return MPT_OK;
 	}
 	optimizer->warned_no_grad = false;
-	for (int64_t i = 0; i < optimizer->state_count; i++)
-		if (mpt__averages_applied(ctx, optimizer->states[i].block))
-			return mpt__error(
-				ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
 	if (mpt__update_refused(ctx, optimizer)) return ctx->base.status;
 	mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
 	uint8_t phase = ctx->launch.phase;
 	ctx->launch.phase = MPT__UPDATE;
-	mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
+	if (ctx->recorder) mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
 	mpt_status status = mpt__schedule_before_step(ctx, optimizer);
 	if (status == MPT_OK) status = mpt__apply_update(ctx, optimizer, found_slot);
 	ctx->launch.phase = phase;
@@ -45744,10 +46103,23 @@ static void mpt__warn_unscaled(mpt_context *ctx, mpt__optimizer *optimizer) {
 		"silence: use mpt_grad_scaler, or MPT_BF16");
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__stepped_inside(ctx, optimizer) false
+#else
+/* Whether an optimizer updates inside backward: then its step is to say that this was all. */
+static bool mpt__stepped_inside(mpt_context *ctx, mpt__optimizer *optimizer) {
+	if (!optimizer->inside) return false;
+	if (!optimizer->done) mpt__warn_no_grad(ctx, optimizer);
+	optimizer->warned_no_grad &= !optimizer->done;
+	optimizer->done = false;
+	return true;
+}
+#endif
+
 mpt_status mpt_step(mpt_optimizer handle) {
 	mpt_context *ctx = handle.context;
 	mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
-	if (!optimizer) return mpt__status_of(ctx);
+	if (!optimizer || mpt__stepped_inside(ctx, optimizer)) return mpt__status_of(ctx);
 	mpt__warn_unscaled(ctx, optimizer);
 	mpt__pattern(ctx, optimizer, MPT__PLAIN);
 	return mpt__optimizer_update(ctx, optimizer, 0);
@@ -45824,6 +46196,228 @@ uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
 	if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);
 	return hash;
 }
+
+/* ----
+ * train/inside.c: updates inside backward: a gradient lives until the last op that adds to it has
+ * run, then the update takes it and its memory goes back.
+ *
+ * All that may be refused is looked for before the first update: from there on only memory that is
+ * out can leave a step half done.
+ * ---- */
+
+#ifdef MPTRAIN_NO_FRUGAL
+
+#define mpt__inside_forget(ctx) ((void)0)
+
+mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on) {
+	(void)on;
+	return mpt__absent(
+		optimizer.context, "mpt_update_in_backward", "what saves memory (MPTRAIN_NO_FRUGAL)");
+}
+
+#else
+
+/* The next optimizer behind row *i that updates inside backward; NULL: none is left. */
+static mpt__optimizer *mpt__inside_next(const mpt_context *ctx, int64_t *i) {
+	const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
+	while (++*i < table->count) {
+		mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
+		if (optimizer && optimizer->inside) return optimizer;
+	}
+	return NULL;
+}
+
+/* A segment for each item, which the launch of its update alone has. */
+static mpt_status mpt__inside_rows(mpt_context *ctx, mpt__optimizer *optimizer) {
+	if (optimizer->pattern_valid) return MPT_OK;
+	for (int64_t i = 0; i < optimizer->item_count; i++) {
+		int64_t *row = &optimizer->rows[i * MPT__SEGMENT_FIELDS];
+		row[MPT__SEGMENT_OFFSET] = 0;
+		row[MPT__SEGMENT_COUNT] = ctx->parameters[optimizer->items[i].parameter].numel;
+		row[MPT__SEGMENT_STEP] = i;
+		row[MPT__SEGMENT_STEPS] = 1;
+		mpt__row_groups(optimizer)[i] = optimizer->items[i].group;
+	}
+	optimizer->row_count = optimizer->item_count + 1; /* none is the last */
+	mpt_status status = mpt__upload(ctx, optimizer->segments, 0, optimizer->rows,
+		optimizer->item_count * MPT__ROW_BYTES);
+	optimizer->pattern_valid = status == MPT_OK;
+	return status;
+}
+
+/* Whether updates may begin; if so, gradients are on their own from here on. */
+static mpt_status mpt__inside_take(mpt_context *ctx, mpt__optimizer *optimizer) {
+	if (optimizer->done)
+		return mpt__error(ctx, STATE,
+			"the optimizer has updated inside backward already; call mpt_step behind each "
+			"mpt_backward: gradients cannot be summed over several");
+	for (int64_t i = 0; i < optimizer->item_count; i++) {
+		const mpt__optim_item *item = &optimizer->items[i];
+		mpt__parameter *parameter = &ctx->parameters[item->parameter];
+		if (!parameter->live || parameter->block != item->block)
+			return mpt__error(ctx, STATE, "a module of the optimizer was destroyed");
+		if (parameter->has_grad)
+			return mpt__error(ctx, STATE,
+				"%s has a gradient already; call mpt_zero_grad before an mpt_backward that updates",
+				parameter->path);
+		parameter->inside = true;
+		mpt__gradient_drop(ctx, &parameter->tensor->gradient); /* the block's */
+	}
+	for (int64_t i = 0; i < optimizer->state_count; i++) {
+		optimizer->states[i].rows = 1;
+		mpt__master_refresh(ctx, optimizer, &optimizer->states[i]);
+	}
+	mpt__update_refused(ctx, optimizer);
+	return ctx->base.status;
+}
+
+/* Notes after which record the gradient of each parameter is whole and its value not read any
+   more. */
+static mpt_status mpt__inside_lasts(mpt_context *ctx, const mpt__record *order) {
+	for (const mpt__record *record = order; record; record = record->next) {
+		if (record->op == MPT__OP_scale_loss)
+			return mpt__error(ctx, STATE,
+				"the loss is scaled, but updates inside backward come before all gradients are "
+				"known to be finite; use bf16 without a scaler");
+		if (!record->gates && mpt__check_saved(ctx, record) != MPT_OK) return ctx->base.status;
+		for (int i = 0; i < record->n_in; i++)
+			if (record->in[i] && record->in[i]->parameter)
+				ctx->parameters[record->in[i]->parameter - 1].last = record->number;
+		for (int i = 0; i < record->n_saved; i++) {
+			const mpt__tensor *saved = record->saved[i];
+			if (!saved || saved->parameter ||
+				ctx->storages[saved->storage].kind != MPT_MEMORY_PARAMETER)
+				continue;
+			for (int64_t k = 0; k < ctx->parameter_count; k++) { /* a view of one */
+				mpt__parameter *parameter = &ctx->parameters[k];
+				if (ctx->blocks[parameter->block].values == saved->storage &&
+					saved->offset >= parameter->offset &&
+					saved->offset < parameter->offset + parameter->numel)
+					parameter->last = UINT32_MAX;
+			}
+		}
+	}
+	return MPT_OK;
+}
+
+static mpt_status mpt__inside_begin(mpt_context *ctx, const mpt__record *order, bool retain) {
+	mpt__optimizer *optimizer;
+	if (retain || ctx->capturing || ctx->recorder)
+		return mpt__error(ctx, STATE, "an optimizer updates inside backward, which %s",
+			retain ? "leaves nothing that another pass could use: pass retain = false"
+				   : "captured and recorded steps do not do");
+	for (int64_t at = 0; (optimizer = mpt__inside_next(ctx, &at)) != NULL;)
+		if (mpt__inside_take(ctx, optimizer) != MPT_OK ||
+			mpt__inside_rows(ctx, optimizer) != MPT_OK ||
+			mpt__schedule_before_step(ctx, optimizer) != MPT_OK)
+			return ctx->base.status;
+	return mpt__inside_lasts(ctx, order);
+}
+
+/* Updates item i by its gradient, which goes; parameter NULL: a launch over no segment counts the
+   step as applied. */
+static mpt_status mpt__inside_update(
+	mpt_context *ctx, mpt__optimizer *optimizer, int64_t i, mpt__parameter *parameter) {
+	const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+	const mpt__block *block = mpt__block_of(ctx, state);
+	mpt__optim_state part = *state;
+	if (parameter) part.first = parameter->offset, part.count = parameter->numel;
+	ctx->launch.op_record = 0;
+	mpt__launch_origin(ctx, MPT__UPDATE, 0);
+	mpt__launch *launch = mpt__update_launch(ctx, optimizer, &part,
+		parameter ? mpt__form_in_use(ctx, block) : -1, i, parameter != NULL, 0, state->first);
+	mpt__operand_on(launch, 2, parameter ? parameter->tensor->gradient->storage : block->values,
+		MPT_F32, 0, parameter ? part.count : 0, MPT__READ);
+	launch->slot[1] = MPT__SLOT_ONE;
+	if (!parameter) launch->index[1] = 2;
+	mpt_status status = mpt__submit(ctx, launch);
+	mpt__launch_origin(ctx, MPT__BACKWARD, 0);
+	if (!parameter) return status;
+	optimizer->done = true;
+	mpt__clear_grad(parameter);
+	mpt__gradient_drop(ctx, &parameter->tensor->gradient);
+	return status;
+}
+
+static mpt_status mpt__inside_record(mpt_context *ctx, const mpt__record *record) {
+	for (int i = 0; i < record->n_in; i++) {
+		const mpt__tensor *in = record->in[i];
+		if (!in || !in->parameter) continue;
+		mpt__parameter *parameter = &ctx->parameters[in->parameter - 1];
+		if (!parameter->inside || !parameter->has_grad || parameter->last != record->number)
+			continue;
+		mpt__optimizer *optimizer =
+			(mpt__optimizer *)mpt__object_slot(ctx, MPT__OPTIMIZER, parameter->optimizer);
+		const mpt__optim_item *item = mpt__item_of(optimizer, in->parameter - 1);
+		if (mpt__inside_update(ctx, optimizer, item - optimizer->items, parameter) != MPT_OK)
+			return ctx->base.status;
+	}
+	return MPT_OK;
+}
+
+/* What is left is updated, the step counted. */
+static mpt_status mpt__inside_end(mpt_context *ctx, mpt_status status) {
+	mpt__optimizer *optimizer;
+	for (int64_t at = 0; (optimizer = mpt__inside_next(ctx, &at)) != NULL;) {
+		bool begun = false;
+		for (int64_t i = 0; i < optimizer->item_count; i++) {
+			mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+			begun |= parameter->inside;
+			if (status == MPT_OK && parameter->has_grad)
+				status = mpt__inside_update(ctx, optimizer, i, parameter);
+			if (parameter->inside) mpt__gradient_drop(ctx, &parameter->tensor->gradient);
+			parameter->inside = false;
+		}
+		if (!begun || !optimizer->done) continue;
+		if (status == MPT_OK) status = mpt__inside_update(ctx, optimizer, 0, NULL);
+		for (int64_t i = 0; i < optimizer->state_count; i++)
+			mpt__values_updated(ctx, optimizer, &optimizer->states[i],
+				mpt__form_in_use(ctx, mpt__block_of(ctx, &optimizer->states[i])));
+		if (status == MPT_OK) {
+			ctx->committed = ctx->now;
+			ctx->committed.updates = ++ctx->now.updates;
+			continue;
+		}
+		mpt__log(&ctx->base, MPT_LOG_ERROR,
+			"mpt_backward failed after it had updated some parameters, and others not; go back to "
+			"a checkpoint or a snapshot");
+	}
+	return status;
+}
+
+static mpt_status mpt__inside_walk(mpt_context *ctx, mpt__record *order, bool retain) {
+	mpt_status status = mpt__inside_begin(ctx, order, retain);
+	for (mpt__record *record = order; record && status == MPT_OK; record = record->next) {
+		status = mpt__backward_asking(ctx, record, retain);
+		if (status == MPT_OK) status = mpt__inside_record(ctx, record);
+	}
+	return mpt__inside_end(ctx, status);
+}
+
+/* Part of mpt_clear_error. */
+static void mpt__inside_forget(mpt_context *ctx) {
+	mpt__optimizer *optimizer;
+	for (int64_t at = 0; (optimizer = mpt__inside_next(ctx, &at)) != NULL;) optimizer->done = false;
+}
+
+mpt_status mpt_update_in_backward(mpt_optimizer handle, bool on) {
+	mpt_context *ctx = handle.context;
+	mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_update_in_backward");
+	if (!optimizer || optimizer->inside == on) return mpt__status_of(ctx);
+	if (ctx->in_backward) return mpt__error(ctx, STATE, "a backward pass is under way");
+	if (on && (optimizer->own || optimizer->shared))
+		return mpt__error(ctx, UNSUPPORTED, "%s",
+			optimizer->own ? "L-BFGS, Muon and optimizers of your own need all gradients"
+						   : "another optimizer may hold the parameters, too: allow_shared");
+	optimizer->inside = on;
+	optimizer->pattern_valid = optimizer->norm_valid = optimizer->done = false;
+	optimizer->patterns++;
+	int64_t at = 0;
+	ctx->walk = mpt__inside_next(ctx, &at) ? mpt__inside_walk : NULL;
+	return MPT_OK;
+}
+
+#endif
 
 /* ----
  * train/scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
@@ -46073,6 +46667,10 @@ mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
 		mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
 	if (!scaler) return mpt__status_of(ctx);
 	bool enabled = scaler->config.enabled;
+	if (!enabled && mpt__stepped_inside(ctx, optimizer)) {
+		scaler->stepped = true;
+		return MPT_OK;
+	}
 	if (enabled && !optimizer->checked)
 		mpt__scaler_unscale(ctx, scaler, optimizer, false);
 	else
@@ -46297,7 +46895,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
 	if (checked > 0 && status == MPT_OK)
 		status = mpt__launch_scaler_update(ctx, scaler, found, stepped > 0);
 	if (checked > 0 && status == MPT_OK) {
-		mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
+		if (ctx->recorder) mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
 		status = mpt__is_capturing(ctx) ? MPT_OK : mpt__scaler_watch(ctx, scaler);
 	}
 	if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {
@@ -53020,6 +53618,9 @@ static bool mpt__context_start(mpt_context *ctx) {
 	ctx->ops = mpt__op_rows;
 	ctx->base.module = mpt__path_now;
 	ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
+#ifndef MPTRAIN_NO_FRUGAL
+	ctx->shrink = mpt__shrink;
+#endif
 	if (!mpt__scalars_start(ctx)) return false;
 	ctx->module_training = true;
 	ctx->launch.phase = MPT__OTHER;
@@ -53256,6 +53857,7 @@ void mpt_clear_error(mpt_context *ctx) {
 	ctx->base.status = MPT_OK;
 	mpt__discard_history(ctx);
 	mpt__scaler_forget(ctx);
+	mpt__inside_forget(ctx);
 	mpt__draws_forget(ctx);
 	mpt__running_settle(ctx, false);
 	mpt__anomaly_stop(ctx, NULL, NULL);
@@ -53293,7 +53895,7 @@ MPT__END_FLOAT_CONTROL
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
 	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
-	that a training takes.
+	that a training takes; updates inside backward.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.
@@ -53893,6 +54495,26 @@ static const mpt__convert_table MPT__LEVEL(convert) = {MPT__LEVEL(f16_to_f32),
 	MPT__LEVEL(bf16_to_f32), MPT__LEVEL(f32_to_f16), MPT__LEVEL(f32_to_bf16),
 	MPT__LEVEL(finite_f32), MPT__LEVEL(finite_f16), MPT__LEVEL(finite_bf16), MPT__U8_TO_HALF};
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The bits of a group of elements, see GATE_BITS in waist/launch.h: lane j of vector k is bit k of
+   word j; and back. */
+MPT__FN void MPT__LEVEL(gates)(uint32_t *words, float *x, bool open) {
+	for (int j = 0; j < MPT__GATE_WORDS; j += MPT__WIDTH) {
+		v_i all = open ? v_words(words + j) : v_iset(0);
+		for (int k = 31; k >= 0; k--) {
+			float *at = x + MPT__GATE_WORDS * k + j;
+			if (open)
+				v_store(at, v_select(v_igt(v_iset(0), all), v_set(1), v_zero()));
+			v_i bit = v_iset(0);
+			if (!open)
+				bit = v_bits(
+					v_select(v_equal(v_load(at), v_zero()), v_zero(), v_float(v_iset(1))));
+			all = v_ior(v_iadd(all, all), bit);
+		}
+		if (!open) memcpy(words + j, &all, sizeof all);
+	}
+}
+#endif
 #endif
 
 /* X(k) for the vectors that make MPT__SUM_LANES and MPT__NORM_LANES, and how they fold in
@@ -55563,35 +56185,36 @@ MPT__FN void MPT__LEVEL(cell_slopes)(const mpt__cell_block *b) {
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
 /* A NaN wins over all before it; else the first of the largest. */
-MPT__OP void MPT__LEVEL(window_take)(v_f x, v_i at, v_f *best, v_f *index) {
+MPT__OP void MPT__LEVEL(window_take)(v_f x, int32_t at, v_f *best, v_f *index) {
 	const v_m more = v_greater(x, *best), nan = v_is_nan(x);
-	*index = v_select(nan, v_float(at), v_select(more, v_float(at), *index));
+	const v_f here = v_float(v_iset(at));
+	*index = v_select(nan, here, v_select(more, here, *index));
 	*best = v_select(nan, x, v_select(more, x, *best));
 }
-/* What windows of the elements x become; `at`: where their first elements are. */
-MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_i at, v_f *index) {
+/* What windows of the elements x become; index: integers, as words. */
+MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_f *index) {
 	v_f value;
 	if (!p->most) {
 		value = v_add(v_add(v_add(v_add(v_zero(), x[0]), x[1]), x[2]), x[3]);
 		return v_mul(value, v_set(0.25f));
 	}
-	const v_i below = v_iadd(at, v_iset((int32_t)p->width));
 	value = v_set(-mpt__real_infinity());
-	*index = v_float(at);
-	MPT__LEVEL(window_take)(x[0], at, &value, index);
-	MPT__LEVEL(window_take)(x[1], v_iadd(at, v_iset(1)), &value, index);
-	MPT__LEVEL(window_take)(x[2], below, &value, index);
-	MPT__LEVEL(window_take)(x[3], v_iadd(below, v_iset(1)), &value, index);
+	*index = v_zero();
+	MPT__LEVEL(window_take)(x[0], 0, &value, index);
+	MPT__LEVEL(window_take)(x[1], 1, &value, index);
+	MPT__LEVEL(window_take)(x[2], 2, &value, index);
+	MPT__LEVEL(window_take)(x[3], 3, &value, index);
+	if (p->positive)
+		*index = v_select(v_greater(value, v_zero()), *index,
+			v_select(v_is_nan(value), *index, v_float(v_iset(UINT8_MAX))));
 	return value;
 }
 /* The gradients dx of the elements of windows, of dy and of the places of their maxima. */
-MPT__OP void MPT__LEVEL(window_slopes)(
-	const mpt__windows *p, v_f dy, v_f index, v_i at, v_f dx[4]) {
-	const float place[4] = {0, 1, (float)p->width, (float)(p->width + 1)};
+MPT__OP void MPT__LEVEL(window_slopes)(const mpt__windows *p, v_f dy, v_f index, v_f dx[4]) {
 	dy = v_add(v_zero(), p->most ? dy : v_mul(dy, v_set(0.25f)));
-	const v_f apart = v_convert(v_isub(v_bits(index), at)); /* exact where it counts */
+	const v_f at = v_convert(v_bits(index));
 	for (int k = 0; k < 4; k++)
-		dx[k] = p->most ? v_select(v_equal(apart, v_set(place[k])), dy, v_zero()) : dy;
+		dx[k] = p->most ? v_select(v_equal(at, v_set((float)k)), dy, v_zero()) : dy;
 }
 
 MPT__OP void MPT__LEVEL(window_put)(const mpt__windows *p, char *to, v_f v, int64_t n, int dtype) {
@@ -55603,18 +56226,14 @@ MPT__OP void MPT__LEVEL(window_put)(const mpt__windows *p, char *to, v_f v, int6
 
 MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int dtype) {
 	const int64_t bytes = dtype == MPT_F32 ? 4 : 2;
-	static const int32_t twos[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-	const v_i lanes = v_words(twos);
 	char *x = p->x + 2 * line * p->x_line * bytes, *y = p->y + line * p->y_line * bytes;
 	char *below = x + p->x_line * bytes;
-	int32_t *index = p->index ? p->index + line * p->index_line : NULL;
-	int64_t first = p->first + 2 * line * p->width;
+	uint8_t *index = p->index ? p->index + line * p->index_line : NULL;
 	for (int64_t n = p->count; n > 0; n -= MPT__WIDTH) {
-		const v_i at = v_iadd(v_iset((int32_t)first), lanes);
 		v_f v[4], place = v_zero(), value;
 		if (p->back) {
-			if (index) place = v_load_as(index, n, MPT_F32);
-			MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+			if (index) place = v_load_bytes(index, n);
+			MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, v);
 			v_merge(&v[0], &v[1]);
 			v_merge(&v[2], &v[3]);
 			MPT__LEVEL(window_put)(p, x, v[0], 2 * n, dtype);
@@ -55633,12 +56252,11 @@ MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int
 			}
 			v_split(&v[0], &v[1]);
 			v_split(&v[2], &v[3]);
-			value = MPT__LEVEL(window_value)(p, v, at, &place);
+			value = MPT__LEVEL(window_value)(p, v, &place);
 			v_store_as(y, value, n, dtype);
-			if (index) v_store_as(index, place, n, MPT_F32);
+			if (index) v_store_bytes(index, place, n);
 		}
 		x += 2 * MPT__WIDTH * bytes, below += 2 * MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
-		first += 2 * MPT__WIDTH;
 		if (index) index += MPT__WIDTH;
 	}
 }
@@ -55650,13 +56268,12 @@ MPT__OP void MPT__LEVEL(window_channels)(
 	const int64_t bytes = dtype == MPT_F32 ? 4 : 2, right = p->x_pixel * bytes;
 	char *x = p->x + 2 * (line * p->x_line + i * p->x_pixel) * bytes;
 	char *y = p->y + (line * p->y_line + i * p->y_pixel) * bytes, *below = x + p->x_line * bytes;
-	int32_t *index = p->index ? p->index + line * p->index_line + i * p->index_pixel : NULL;
-	const v_i at = v_iset((int32_t)(p->first + 2 * (line * p->width + i)));
+	uint8_t *index = p->index ? p->index + line * p->index_line + i * p->index_pixel : NULL;
 	for (int64_t n = p->channels; n > 0; n -= MPT__WIDTH) {
 		v_f v[4], place = v_zero(), value;
 		if (p->back) {
-			if (index) place = v_load_as(index, n, MPT_F32);
-			MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+			if (index) place = v_load_bytes(index, n);
+			MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, v);
 			MPT__LEVEL(window_put)(p, x, v[0], n, dtype);
 			MPT__LEVEL(window_put)(p, x + right, v[1], n, dtype);
 			MPT__LEVEL(window_put)(p, below, v[2], n, dtype);
@@ -55664,9 +56281,9 @@ MPT__OP void MPT__LEVEL(window_channels)(
 		} else {
 			v[0] = v_load_as(x, n, dtype), v[1] = v_load_as(x + right, n, dtype);
 			v[2] = v_load_as(below, n, dtype), v[3] = v_load_as(below + right, n, dtype);
-			value = MPT__LEVEL(window_value)(p, v, at, &place);
+			value = MPT__LEVEL(window_value)(p, v, &place);
 			v_store_as(y, value, n, dtype);
-			if (index) v_store_as(index, place, n, MPT_F32);
+			if (index) v_store_bytes(index, place, n);
 		}
 		x += MPT__WIDTH * bytes, below += MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
 		if (index) index += MPT__WIDTH;
@@ -56023,6 +56640,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
 	,
 	MPT__LEVEL(cell),
 	MPT__LEVEL(cell_slopes)
+#endif
+#ifndef MPTRAIN_NO_FRUGAL
+	,
+	MPT__LEVEL(gates)
 #endif
 };
 

@@ -1324,6 +1324,51 @@ mpt_status mpt__cuda_dropout(const mpt__cuda_call *call) {
 	return MPT_OK;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* ---- Gates: a thread for each word ---- */
+
+__device__ __forceinline__ long long mpt__gate_first(long long word) {
+	return word / MPT__GATE_WORDS * MPT__GATE_GROUP + word % MPT__GATE_WORDS;
+}
+
+__global__ void mpt__gates_kernel(const void *x, int dtype, long long n, long long count,
+								  unsigned int *words) {
+	MPT__EACH(i, count) {
+		const long long first = mpt__gate_first(i);
+		unsigned int word = 0;
+		for (int k = 0; k < 32 && first + MPT__GATE_WORDS * k < n; k++)
+			if (mpt__load(x, dtype, first + MPT__GATE_WORDS * k) != 0.0f) word |= 1u << k;
+		words[i] = word;
+	}
+}
+
+__global__ void mpt__gates_open_kernel(const mpt__array y, long long n, long long count,
+									   const unsigned int *words) {
+	MPT__EACH(i, count) {
+		const long long first = mpt__gate_first(i);
+		const unsigned int word = words[i];
+		for (int k = 0; k < 32 && first + MPT__GATE_WORDS * k < n; k++)
+			mpt__put(y, first + MPT__GATE_WORDS * k, (float)(word >> k & 1));
+	}
+}
+
+mpt_status mpt__cuda_gate_bits(const mpt__cuda_call *call) {
+	const bool open = call->launch->kernel == MPT__K_GATE_OPEN;
+	const int x = open ? 1 : 0;
+	const long long n = call->launch->operand[x].shape[0];
+	const long long count = call->launch->operand[1 - x].shape[0];
+	unsigned int *const words = (unsigned int *)call->data[1 - x];
+	const mpt__array array = mpt__array_of(call, x);
+	if (open)
+		mpt__gates_open_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+			array, n, count, words);
+	else
+		mpt__gates_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+			array.data, array.dtype, n, count, words);
+	return MPT_OK;
+}
+#endif
+
 /* The natural logarithm of a number in [2^-32, 1]. Here and below all products are __dmul_rn, so
    that none is contracted with a sum. */
 __device__ double mpt__ln(double x) {
@@ -6108,10 +6153,10 @@ mpt_status mpt__cuda_running_stats(const mpt__cuda_call *call) {
 
 struct mpt__pooling {
 	mpt__array large, small_one; /* x or dx, y or dy: strides of N, C, H, W */
-	int *index;
+	void *index; /* i32 where `wide`, else u8 */
 	long long index_stride[4];
 	long long n, c, in[2], out[2], window[2], step[2], padding[2];
-	int most, adaptive, padding_counts, inside; /* inside: channels lie innermost */
+	int most, adaptive, padding_counts, positive, wide, inside; /* inside: channels lie innermost */
 };
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
@@ -6153,29 +6198,35 @@ __global__ void mpt__pool_kernel(const mpt__pooling w) {
 		size *= mpt__pooling_bounds(w, 1, at[3], &w0, &w1);
 		const long long base = at[0] * w.large.stride[0] + at[1] * w.large.stride[1];
 		float best = w.most ? -INFINITY : 0.0f;
-		long long index = h0 * w.in[1] + w0;
+		int index = 0, number = 0;
 		for (long long h = h0; h < h1; h++) {
-			for (long long k = w0; k < w1; k++) {
+			for (long long k = w0; k < w1; k++, number++) {
 				const float x = mpt__load(w.large.data, w.large.dtype,
 										  base + h * w.large.stride[2] + k * w.large.stride[3]);
 				if (!w.most) {
 					best += x;
 				} else if (x > best || x != x) {
 					best = x;
-					index = h * w.in[1] + k;
+					index = number;
 				}
 			}
 		}
 		if (!w.most) best /= (float)size;
 		mpt__put(w.small_one, mpt__pooling_at(w.small_one.stride, at), best);
-		if (w.index != NULL) w.index[mpt__pooling_at(w.index_stride, at)] = (int)index;
+		if (w.index == NULL) continue;
+		const long long place = mpt__pooling_at(w.index_stride, at);
+		if (w.positive && best <= 0.0f) index = -1;
+		if (w.wide)
+			((int *)w.index)[place] = index;
+		else
+			((unsigned char *)w.index)[place] = (unsigned char)index;
 	}
 }
 
 /* A thread for each input: from every output whose window covers it. */
 __global__ void mpt__pool_backward_kernel(const mpt__pooling w) {
 	MPT__EACH(i, w.n * w.c * w.in[0] * w.in[1]) {
-		long long at[4], begin[2], end[2], from[4], a, b;
+		long long at[4], begin[2], end[2], from[4], top, left, last;
 		mpt__pooling_piece(w, i, w.in, at);
 		for (int d = 0; d < 2; d++) {
 			const long long to = at[2 + d] + w.padding[d], before = to - w.window[d];
@@ -6186,16 +6237,20 @@ __global__ void mpt__pool_backward_kernel(const mpt__pooling w) {
 								: to / w.step[d] + 1;
 			if (end[d] > w.out[d]) end[d] = w.out[d];
 		}
-		const long long here = at[2] * w.in[1] + at[3];
 		float sum = 0.0f;
 		from[0] = at[0], from[1] = at[1];
 		for (from[2] = begin[0]; from[2] < end[0]; from[2]++) {
-			const long long high = mpt__pooling_bounds(w, 0, from[2], &a, &b);
+			const long long high = mpt__pooling_bounds(w, 0, from[2], &top, &last);
 			for (from[3] = begin[1]; from[3] < end[1]; from[3]++) {
-				if (w.most && w.index[mpt__pooling_at(w.index_stride, from)] != here) continue;
+				const long long size = high * mpt__pooling_bounds(w, 1, from[3], &left, &last);
+				if (w.most) {
+					const long long place = mpt__pooling_at(w.index_stride, from);
+					const long long index = w.wide ? ((const int *)w.index)[place]
+												   : ((const unsigned char *)w.index)[place];
+					if (index != (at[2] - top) * (last - left) + at[3] - left) continue;
+				}
 				const float dy = mpt__load(w.small_one.data, w.small_one.dtype,
 										   mpt__pooling_at(w.small_one.stride, from));
-				const long long size = high * mpt__pooling_bounds(w, 1, from[3], &a, &b);
 				sum += w.most ? dy : dy / (float)size;
 			}
 		}
@@ -6212,7 +6267,10 @@ mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
 	memset(&w, 0, sizeof w);
 	w.large = mpt__norm_array(call, large);
 	w.small_one = mpt__norm_array(call, less);
-	if (index < launch->n_operands) w.index = (int *)call->data[index];
+	if (index < launch->n_operands) {
+		w.index = call->data[index];
+		w.wide = launch->operand[index].dtype == MPT_I32;
+	}
 	w.n = x.shape[0];
 	w.c = x.shape[1];
 	for (int d = 0; d < 4; d++)
@@ -6228,6 +6286,7 @@ mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
 	w.most = launch->function == MPT__FN_MAX;
 	w.padding_counts = (launch->index[3] & 1) != 0;
 	w.adaptive = (launch->index[3] & 2) != 0;
+	w.positive = (launch->index[3] & 4) != 0;
 	w.inside = x.stride[1] == 1;
 	const long long *size = back ? w.in : w.out;
 	const long long all = w.n * w.c * size[0] * size[1];
@@ -7365,6 +7424,7 @@ mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
 #define mpt__cuda_interpolate_backward mpt__cuda_interpolate
 #define mpt__cuda_recurrent_backward mpt__cuda_recurrent
 #define mpt__cuda_pool_backward mpt__cuda_pool
+#define mpt__cuda_gate_open mpt__cuda_gate_bits
 #define mpt__cuda_conv_backward_input mpt__cuda_conv
 #define mpt__cuda_conv_backward_weight mpt__cuda_conv
 

@@ -153,6 +153,9 @@ static bool mpt__context_start(mpt_context *ctx) {
     ctx->ops = mpt__op_rows;
     ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
+#ifndef MPTRAIN_NO_FRUGAL
+    ctx->shrink = mpt__shrink;
+#endif
     if (!mpt__scalars_start(ctx)) return false;
     ctx->module_training = true;
     ctx->launch.phase = MPT__OTHER;
@@ -389,6 +392,7 @@ void mpt_clear_error(mpt_context *ctx) {
     ctx->base.status = MPT_OK;
     mpt__discard_history(ctx);
     mpt__scaler_forget(ctx);
+    mpt__inside_forget(ctx);
     mpt__draws_forget(ctx);
     mpt__running_settle(ctx, false);
     mpt__anomaly_stop(ctx, NULL, NULL);

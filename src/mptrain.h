@@ -53,6 +53,7 @@ MPT__BEGIN_KERNELS
 #include "cpu/vocabulary.h"
 #include "cpu/level/one.c"
 #include "cpu/elementwise.c"
+#include "cpu/gates.c"
 #include "cpu/halves.c"
 #include "cpu/rows.c"
 #include "cpu/loss.c"
@@ -173,6 +174,7 @@ MPT__BEGIN_COLD
 #include "train/average.c"
 MPT__END_REGION
 #include "train/update.c"
+#include "train/inside.c"
 #include "train/scaler.c"
 MPT__BEGIN_COLD
 #include "train/own.c"

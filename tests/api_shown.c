@@ -598,6 +598,29 @@ TEST(optimizers) {
     mpt_destroy(ctx);
 }
 
+/* ==== Optimizers: gradients that do not outlive their updates */
+TEST(updates_inside_backward) {
+#ifdef MPTRAIN_NO_FRUGAL
+    SKIP("what saves memory");
+#else
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 8, 64), mpt_nn_relu(ctx),
+                                    mpt_nn_linear(ctx, 64, 1), MPT_END);
+    mpt_optimizer opt = mpt_adamw(net, NULL);
+    mpt_update_in_backward(opt, true);
+    for (int i = 0; i < 20; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_rand(ctx, MPT_F32, MPT_SHAPE(32, 8));
+        mpt_backward(mpt_mse_loss(mpt_forward(net, x), mpt_sum(x, 1, true), MPT_MEAN));
+        mpt_step(opt); /* ends the step: no mpt_zero_grad, no clipping, no scaler */
+        mpt_step_end(ctx);
+    }
+    CHECK_EQ_INT(mpt_memory(ctx).current[MPT_MEMORY_GRADIENT], 0);
+    CHECK_EQ_STR(mpt_error(ctx), "");
+    mpt_destroy(ctx);
+#endif
+}
+
 /* ==== Optimizers: two nets under one optimizer, each with its rate */
 TEST(optimizers_of_two_nets) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1364,6 +1387,7 @@ TEST_TABLE = {T(basic_types),
               T(modules_ops_in_c),
               T_UNLESS(MPTRAIN_NO_WATCH, modules_ops_of_two),
               T(optimizers),
+              T(updates_inside_backward),
               T(optimizers_of_two_nets),
               T_UNLESS(MPTRAIN_NO_WATCH, optimizers_of_your_own),
               T_UNLESS(MPTRAIN_NO_WATCH, optimizers_lbfgs),

@@ -554,6 +554,7 @@ TEST(optimizers) {
     CASE(mpt_clip_grad_norm_p, ARGUMENT, "max_norm = -1", mpt_clip_grad_norm_p(mine, -1, 1));
     CASE(mpt_clip_grad_norm_p, ARGUMENT, "p = 3; expected 1, 2", mpt_clip_grad_norm_p(mine, 1, 3));
     OPTIMIZER(mpt_error_if_nonfinite, mpt_error_if_nonfinite(h_, true));
+    OPTIMIZER(mpt_update_in_backward, mpt_update_in_backward(h_, false));
     OPTIMIZER(mpt_grad_norm, CHECK(mpt_grad_norm(h_, 2).slot == 0));
     CASE(mpt_grad_norm, ARGUMENT, "p = 0; expected 1, 2 or infinity", mpt_grad_norm(mine, 0));
     OPTIMIZER(mpt_set_option, mpt_set_option(h_, 0, "eps", 1));

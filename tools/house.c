@@ -15,7 +15,7 @@
 #include "read_file.h"
 #include "source_text.h"
 
-enum { MAX_ROOMS = 160, MAX_WINGS = 24 };
+enum { MAX_ROOMS = 256, MAX_WINGS = 24 };
 enum { MAX_FUNCTION_LINES = 70, MAX_MACRO_LINES = 8, MAX_AVX2 = 4 };
 enum { BODY, OTHER }; /* what a definition is: of a function, or of anything else */
 enum { DEEPEST = 40 }; /* macros in macros */

@@ -63,6 +63,104 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
     tensor->saves++;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__save_gate(frame) mpt__save(frame, (frame)->out[0])
+#define mpt__asks_nothing(record) ((void)0)
+#define mpt__gated(frame, at) false
+#define mpt__gates_here(frame) false
+#else
+#define mpt__asks_nothing(record) \
+    ((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
+/* In backward of a relu: dy was made with its slope already, see mpt__shrink. */
+#define mpt__gated(frame, at) (!(frame)->saved[at])
+
+/* mpt__save for a result of which backward asks no more than where it is <= 0. */
+static MPT__INLINE void mpt__save_gate(mpt__frame *frame) {
+    mpt__save(frame, frame->out[0]);
+    frame->record->gate = frame->record->n_saved;
+}
+
+/* Whether the gradient of in[0] counts only where that is above 0; then the call gives none
+   elsewhere. */
+static bool mpt__gates_here(const mpt__frame *frame) {
+    mpt__record *from = frame->in[0]->record;
+    if (!frame->records || !from || !from->gate || from->gaters == UINT8_MAX) return false;
+    from->gaters++;
+    frame->record->asks |= MPT__ASKS_GATED;
+    return true;
+}
+
+enum { MPT__GATE_LEAST = 4096 }; /* elements: below it a launch costs more than there is to gain */
+
+/* A launch from result to bits, or back: all elements, as they lie. */
+static mpt_status mpt__launch_gates(mpt_context *ctx, mpt__kernel kernel,
+    const mpt__tensor *result, const mpt__tensor *bits) {
+    const bool open = kernel == MPT__K_GATE_OPEN;
+    mpt__launch *launch = mpt__launch_begin(ctx, kernel);
+    mpt__operand_on(launch, open, result->storage, (mpt_dtype)result->dtype, 0,
+        mpt__tensor_numel(result), open ? MPT__WRITE : MPT__READ);
+    mpt__operand_of(launch, !open, bits, open ? MPT__READ : MPT__WRITE);
+    return mpt__submit(ctx, launch);
+}
+
+/* Whether bits are worth it: of a fresh result that no view of it needs. */
+static bool mpt__shrinks(const mpt_context *ctx, const mpt__tensor *result) {
+    const int64_t numel = mpt__tensor_numel(result);
+    const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)result->dtype);
+    const bool narrow =
+        result->dtype == MPT_F32 || result->dtype == MPT_F16 || result->dtype == MPT_BF16;
+    return narrow && numel >= MPT__GATE_LEAST && result->offset == 0 &&
+        numel * size == ctx->storages[result->storage].bytes &&
+        mpt__storage_alone(ctx, result->storage);
+}
+
+/* Keeps bits in the place of a result that no other record saved and no handle names, or nothing,
+   where all who read it gate their gradients. A changed one stays, for backward to say so. */
+static void mpt__shrink(mpt_context *ctx, mpt__tensor *result) {
+    mpt__record *record = result->record;
+    const int at = record->gate - 1;
+    if (record->gates || at >= record->n_saved || record->saved[at] != result || !mpt__ok(ctx) ||
+        ctx->in_backward ||
+        ctx->storages[result->storage].version != record->saved_version[at])
+        return;
+    if (result->nodes == record->gaters) {
+        record->saved[at] = NULL;
+        result->saves = 0;
+        mpt__tensor_settle(ctx, result);
+        return;
+    }
+    if (!mpt__shrinks(ctx, result)) return;
+    const int64_t numel = mpt__tensor_numel(result);
+    const int64_t groups = (numel + MPT__GATE_GROUP - 1) / MPT__GATE_GROUP;
+    mpt_shape shape = MPT_SHAPE(groups * MPT__GATE_WORDS);
+    mpt__tensor *bits = mpt__tensor_unscoped(ctx, MPT_I32, &shape, MPT_MEMORY_ACTIVATION);
+    if (!bits) return;
+    mpt__launch_origin(ctx, MPT__FORWARD, record->op);
+    mpt__launch_gates(ctx, MPT__K_GATE_BITS, result, bits);
+    mpt__launch_origin(ctx, MPT__OTHER, 0);
+    bits->saves++;
+    record->saved[record->n_saved] = bits;
+    record->saved_version[record->n_saved++] = ctx->storages[bits->storage].version;
+    record->gates = record->n_saved;
+    record->asks |= MPT__ASKS_OPENED;
+    mpt__tensor_drop(ctx, bits);
+    mpt__storage_release(ctx, result->storage);
+    result->storage = 0;
+}
+
+/* Before backward: the result again, as ones and zeros. */
+static mpt_status mpt__open_gates(mpt_context *ctx, mpt__record *record) {
+    mpt__tensor *result = record->gates ? record->saved[record->gate - 1] : NULL;
+    if (!result || result->storage) return MPT_OK;
+    int64_t bytes = mpt__tensor_numel(result) * (int64_t)mpt_dtype_size((mpt_dtype)result->dtype);
+    result->storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+    if (!result->storage) return ctx->base.status;
+    ctx->storages[result->storage].version = record->saved_version[record->gate - 1];
+    mpt__launch_origin(ctx, MPT__BACKWARD, record->op);
+    return mpt__launch_gates(ctx, MPT__K_GATE_OPEN, result, record->saved[record->gates - 1]);
+}
+#endif
+
 static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
     for (int i = frame->n_temporary; i > 0; i--)
         mpt__tensor_drop(frame->context, frame->temporary[i - 1]);
@@ -155,9 +253,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
     record->n_saved = record->again = 0;
-#ifndef MPTRAIN_NO_FRUGAL
-    record->asks = 0;
-#endif
+    mpt__asks_nothing(record);
     frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
     frame->row = &ctx->ops[op];
     frame->op = op;
@@ -315,6 +411,12 @@ static void mpt__materialise_gradients(mpt_context *ctx, mpt__block *block) {
     mpt__submit(ctx, launch);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__inside(parameter) false
+#else
+#define mpt__inside(parameter) ((parameter)->inside)
+#endif
+
 /* Ends the gradient that stands at a place, if there is one. */
 static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
     mpt__tensor *gradient = *at;
@@ -325,14 +427,23 @@ static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
 static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(
     mpt_context *ctx, mpt__tensor *tensor) {
     mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
-    if (!block->gradients)
+    const bool own = mpt__inside(&ctx->parameters[tensor->parameter - 1]);
+    if (!block->gradients && !own)
         block->gradients =
             mpt__storage_new(ctx, block->numel * 4, MPT_MEMORY_GRADIENT, MPT__FROM_DEVICE, true);
     mpt__tensor view = *tensor;
     view.storage = block->gradients;
     view.dtype = MPT_F32;
+#ifndef MPTRAIN_NO_FRUGAL
+    if (own) {
+        view.offset = 0;
+        view.storage = mpt__storage_new(ctx, ctx->parameters[tensor->parameter - 1].numel * 4,
+            MPT_MEMORY_GRADIENT, MPT__FROM_POOL, false);
+    }
+#endif
     tensor->gradient =
         view.storage ? mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+    if (own && view.storage) mpt__storage_release(ctx, view.storage); /* the view's alone */
     return tensor->gradient;
 }
 
@@ -619,21 +730,22 @@ static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
 }
 
 #ifndef MPTRAIN_NO_FRUGAL
-/* The same of a region's call. */
-static MPT__NOINLINE mpt_status mpt__backward_in_region(
+/* The same where what is saved has to come back, or a region hears of it. */
+static MPT__NOINLINE mpt_status mpt__backward_asking(
     mpt_context *ctx, mpt__record *record, bool retain) {
+    const bool any = mpt__any_gradient(record);
     mpt_status status = MPT_OK;
-    if (mpt__any_gradient(record) && record->asks & MPT__ASKS_HOLES)
-        status = mpt__region_fill(ctx, record->region);
+    if (any && record->asks & MPT__ASKS_HOLES) status = mpt__region_fill(ctx, record->region);
+    if (any && status == MPT_OK) status = mpt__open_gates(ctx, record);
     if (status == MPT_OK) status = mpt__backward_plainly(ctx, record, retain);
-    if (status == MPT_OK) mpt__region_used(ctx, record, retain);
+    if (status == MPT_OK && record->region) mpt__region_used(ctx, record, retain);
     return status;
 }
 #endif
 
 static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
 #ifndef MPTRAIN_NO_FRUGAL
-    if (MPT__UNLIKELY(record->region != NULL)) return mpt__backward_in_region(ctx, record, retain);
+    if (MPT__UNLIKELY(record->asks != 0)) return mpt__backward_asking(ctx, record, retain);
 #endif
     return mpt__backward_plainly(ctx, record, retain);
 }
@@ -733,6 +845,12 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
     ctx->no_grad_depth++;
     root->nodes++; /* holds the records, whatever a user op's backward ends */
     mpt__record *record = mpt__walk_order(ctx, root->record);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (MPT__UNLIKELY(ctx->walk != NULL) && status == MPT_OK) {
+        status = ctx->walk(ctx, record, retain);
+        record = NULL;
+    }
+#endif
     for (; record && status == MPT_OK; record = record->next)
         status = mpt__backward_record(ctx, record, retain);
     root->nodes--;

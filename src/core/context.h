@@ -112,6 +112,10 @@ typedef struct {
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
     uint32_t since; /* updates that were completed when its gradient began */
+#ifndef MPTRAIN_NO_FRUGAL
+    bool inside;   /* the backward under way updates it and gives its gradient back */
+    uint32_t last; /* number of the record after which that is done; UINT32_MAX: after all */
+#endif
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -180,10 +184,13 @@ typedef struct mpt__record {
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
-#ifndef MPTRAIN_NO_FRUGAL
-    uint8_t asks; /* of mpt__asks */
-#endif
     uint8_t repeats;          /* mpt__repeats */
+#ifndef MPTRAIN_NO_FRUGAL
+    uint8_t asks;             /* of mpt__asks */
+    uint8_t gate;             /* 1 + position in saved of a relu's result, of which .. */
+    uint8_t gates;            /* .. only bits are left, at 1 + this position */
+    uint8_t gaters;           /* records that read it and do what the relu's backward would */
+#endif
     uint32_t number;          /* index in ctx->records */
     uint32_t references;      /* outputs alive */
     struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
@@ -217,7 +224,9 @@ typedef enum {
     MPT__ASKS_HOLES = 4,    /* what it saved is not held */
     MPT__ASKS_OWN = 8,      /* and cannot be had without the call */
     MPT__ASKS_ALWAYS = 16,  /* no call may be left out: something else reads the result */
-    MPT__ASKS_NOW = 32      /* nor in the run to come */
+    MPT__ASKS_NOW = 32,     /* nor in the run to come */
+    MPT__ASKS_GATED = 64,   /* it is one of the `gaters` of in[0]'s record */
+    MPT__ASKS_OPENED = 128  /* its gates are to be opened for backward */
 } mpt__asks;
 
 /* A part of a forward that backward runs again, as its calls keep nothing: core/region.c. */
@@ -498,6 +507,12 @@ struct mpt_context {
     /* Whether output 0 of a call can be computed again from what forward saved; does so. */
     bool (*can_repeat)(const mpt__frame *frame);
     mpt__op_fn repeat;
+#ifndef MPTRAIN_NO_FRUGAL
+    /* Nothing but the record of the op that made a tensor needs it any more. */
+    void (*shrink)(mpt_context *ctx, mpt__tensor *tensor);
+    /* Backward's way through records, where an optimizer updates meanwhile; else NULL. */
+    mpt_status (*walk)(mpt_context *ctx, mpt__record *order, bool retain);
+#endif
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__listener listeners[MPT__MAX_LISTENERS];

@@ -51,7 +51,6 @@ static void mpt__recorder_retire(mpt_context *ctx, uint32_t storage) {
 /* Notes that the step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *ctx, mpt__object_kind kind, const mpt__id *id) {
     mpt__recording *recorder = ctx->recorder;
-    if (!recorder) return;
     if (!mpt__ids_add(ctx, &recorder->work, (uint32_t)kind) ||
         !mpt__ids_add(ctx, &recorder->work, id->slot) ||
         !mpt__ids_add(ctx, &recorder->work, id->generation))

@@ -95,7 +95,7 @@ static MPT__FORCE_INLINE mpt__record *mpt__record_take(mpt_context *ctx) {
 
 /* A tensor's end lets go of the record that made it, a record's end of its inputs. */
 static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor);
-static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
+static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
 
 static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *ctx, mpt__record *record) {
     record->next = ctx->free_record;
@@ -166,6 +166,8 @@ static MPT__FORCE_INLINE void mpt__record_ends(mpt_context *ctx, mpt__record *re
 /* The same where something asks for the record: its region may need it beyond its end. */
 static MPT__NOINLINE void mpt__record_ends_asking(mpt_context *ctx, mpt__record *record) {
     if (record->asks & MPT__ASKS_ALWAYS) mpt__ask_always(record->in, record->n_in);
+    mpt__record *from = record->asks & MPT__ASKS_GATED ? record->in[0]->record : NULL;
+    if (from && from->gaters) from->gaters--;
     mpt__record_ends(ctx, record);
     if (record->region)
         mpt__region_leave(ctx, record);
@@ -226,11 +228,15 @@ static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor) {
 }
 
 /* Ends the handle. */
-static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
+static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
     if (!tensor->handle) return;
     bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     tensor->handle = 0;
     if (!needed) mpt__tensor_settle(ctx, tensor);
+#ifndef MPTRAIN_NO_FRUGAL
+    else if (tensor->saves == 1 && tensor->record && tensor->record->gate)
+        ctx->shrink(ctx, tensor);
+#endif
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */

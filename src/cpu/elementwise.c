@@ -121,15 +121,15 @@ typedef struct mpt__product_sums {
 } mpt__product_sums;
 
 /* Windows of two by two pixels, one beside the other, and their maxima or means y; back: of dy, dx.
-   All lie in one of x, whose lines have `width` pixels. Steps are in elements. A maximum's index is
-   that of its pixel, `first` that of the first. */
+   All lie in one of x. Steps are in elements. A maximum's index is that of its pixel, 0 to 3, or,
+   where `positive` and it is <= 0, 255. */
 typedef struct mpt__windows {
     char *x, *y;
-    int32_t *index;                 /* NULL: nobody asks */
+    uint8_t *index;                 /* NULL: nobody asks */
     int64_t lines, count, channels; /* channels: that are neighbours; 0: one, pixels are */
-    int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel, width, first;
+    int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel;
     uint8_t dtype; /* float or half */
-    bool most, back, adds;
+    bool most, back, adds, positive;
 } mpt__windows;
 
 /* One side of a convolution, [images, channels, lines, pixels] in a row. */
@@ -268,6 +268,9 @@ typedef struct mpt__routines {
 #ifndef MPTRAIN_NO_RECURRENT
     void (*cell)(const mpt__cell_block *b);
     void (*cell_slopes)(const mpt__cell_block *b);
+#endif
+#ifndef MPTRAIN_NO_FRUGAL
+    void (*gates)(uint32_t *words, mpt__real *x, bool open); /* of a group; NULL: plain loops */
 #endif
 } mpt__routines;
 

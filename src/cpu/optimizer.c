@@ -5,6 +5,7 @@
 #ifndef MPT__CPU_OPTIMIZER_INCLUDED
 #define MPT__CPU_OPTIMIZER_INCLUDED
 
+#include "cpu/gates.c"
 #include "cpu/halves.c"
 #include "cpu/recurrent.c"
 
@@ -596,6 +597,9 @@ static const mpt__routines mpt__ref_routines = {
 #ifndef MPTRAIN_NO_RECURRENT
     mpt__ref_cell,
     mpt__ref_cell_slopes,
+#endif
+#ifndef MPTRAIN_NO_FRUGAL
+    NULL,
 #endif
 };
 

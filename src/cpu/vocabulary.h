@@ -97,6 +97,8 @@
 #define v_transpose4 MPT__V(transpose4)
 #define v_split MPT__V(split)
 #define v_merge MPT__V(merge)
+#define v_store_bytes MPT__V(store_bytes)
+#define v_load_bytes MPT__V(load_bytes)
 #define v_load_two MPT__V(load_two)
 #define v_load_apart MPT__V(load_apart)
 #define v_store_two MPT__V(store_two)

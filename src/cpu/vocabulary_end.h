@@ -27,6 +27,8 @@
 #undef v_transpose4
 #undef v_split
 #undef v_merge
+#undef v_store_bytes
+#undef v_load_bytes
 #undef v_load_two
 #undef v_load_apart
 #undef v_store_two

@@ -609,6 +609,51 @@ mpt_status mpt__cuda_dropout(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* ---- Gates: a thread for each word ---- */
+
+__device__ __forceinline__ long long mpt__gate_first(long long word) {
+    return word / MPT__GATE_WORDS * MPT__GATE_GROUP + word % MPT__GATE_WORDS;
+}
+
+__global__ void mpt__gates_kernel(const void *x, int dtype, long long n, long long count,
+                                  unsigned int *words) {
+    MPT__EACH(i, count) {
+        const long long first = mpt__gate_first(i);
+        unsigned int word = 0;
+        for (int k = 0; k < 32 && first + MPT__GATE_WORDS * k < n; k++)
+            if (mpt__load(x, dtype, first + MPT__GATE_WORDS * k) != 0.0f) word |= 1u << k;
+        words[i] = word;
+    }
+}
+
+__global__ void mpt__gates_open_kernel(const mpt__array y, long long n, long long count,
+                                       const unsigned int *words) {
+    MPT__EACH(i, count) {
+        const long long first = mpt__gate_first(i);
+        const unsigned int word = words[i];
+        for (int k = 0; k < 32 && first + MPT__GATE_WORDS * k < n; k++)
+            mpt__put(y, first + MPT__GATE_WORDS * k, (float)(word >> k & 1));
+    }
+}
+
+mpt_status mpt__cuda_gate_bits(const mpt__cuda_call *call) {
+    const bool open = call->launch->kernel == MPT__K_GATE_OPEN;
+    const int x = open ? 1 : 0;
+    const long long n = call->launch->operand[x].shape[0];
+    const long long count = call->launch->operand[1 - x].shape[0];
+    unsigned int *const words = (unsigned int *)call->data[1 - x];
+    const mpt__array array = mpt__array_of(call, x);
+    if (open)
+        mpt__gates_open_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+            array, n, count, words);
+    else
+        mpt__gates_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+            array.data, array.dtype, n, count, words);
+    return MPT_OK;
+}
+#endif
+
 /* The natural logarithm of a number in [2^-32, 1]. Here and below all products are __dmul_rn, so
    that none is contracted with a sum. */
 __device__ double mpt__ln(double x) {

@@ -238,6 +238,7 @@ mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
 #define mpt__cuda_interpolate_backward mpt__cuda_interpolate
 #define mpt__cuda_recurrent_backward mpt__cuda_recurrent
 #define mpt__cuda_pool_backward mpt__cuda_pool
+#define mpt__cuda_gate_open mpt__cuda_gate_bits
 #define mpt__cuda_conv_backward_input mpt__cuda_conv
 #define mpt__cuda_conv_backward_weight mpt__cuda_conv
 

@@ -469,6 +469,15 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit
 /* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead: of
    scaled gradients it takes none. The log hears of gradients that nobody clears. */
 MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
+/* true: each parameter is updated inside mpt_backward as soon as its gradient is whole, which then
+   goes: gradients take the memory of a few layers, not of all, if this is so from the first
+   backward on. The values are those of mpt_step, to the bit; mpt_step, which still ends the step,
+   has nothing left to do. What needs all gradients first is an error, and nothing changes: a scaled
+   loss, clipping, norms, gradients summed over several passes, retained graphs, captured and
+   recorded steps, L-BFGS, Muon, optimizers of your own, parameters in two optimizers. Memory that
+   is out in the midst of backward leaves some layers updated, others not; the log says so. Not in
+   builds with MPTRAIN_NO_FRUGAL. As PyTorch's tutorial "optimizer_step_in_backward" does it. */
+MPTRAIN_API mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on);
 /* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
 MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, masters, counters */

@@ -172,7 +172,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
-#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV) || defined(MPTRAIN_WATCH)
 /* Another mode for a while, and within that others, as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
     module->before = module->before << 1 | (uint32_t)module->training;
@@ -185,7 +185,7 @@ static void mpt__mode_back(mpt__module *module) {
 }
 #endif
 
-#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_WATCH)
+#if !defined(MPTRAIN_NO_FIT) || defined(MPTRAIN_WATCH)
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
     mpt__walk walk;

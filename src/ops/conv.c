@@ -364,7 +364,7 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
     mpt__conv_end end = {frame->in[2], NULL, false, relu};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
-    if (relu) mpt__save(frame, frame->out[0]);
+    if (relu) mpt__save_gate(frame);
     if (!frame->context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
     mpt__wait_no_more(frame->context);
     mpt__waiting *waiting = &frame->context->waiting;
@@ -385,7 +385,8 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
     int in = transposed ? 2 : 0;
     mpt__tensor dy, image[3];
     mpt__access access;
-    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    const bool relu =
+        frame->attributes->activation == MPT_ACTIVATION_RELU && !mpt__gated(frame, 2);
     if ((!relu || frame->saved[2]->dtype == frame->dy[0]->dtype) &&
         (mpt__wants(frame, 1) || !mpt__wants(frame, 2)) &&
         mpt__conv_planes(frame, frame->saved[0], frame->dy[0]))

@@ -55,6 +55,15 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
     return mpt__unary_forward(frame);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__relu_forward mpt__unary_keep_out_forward
+#else
+static mpt_status mpt__relu_forward(mpt__frame *frame) {
+    mpt__save_gate(frame);
+    return mpt__unary_forward(frame);
+}
+#endif
+
 /* out = fn(a, b), both broadcast to the shape of `out`. */
 static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const mpt__tensor *a,
     const mpt__tensor *b, const mpt__tensor *out, mpt__access access) {
@@ -68,6 +77,7 @@ static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const 
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
+    if (mpt__gated(frame, 0)) return mpt__gradient_pass(frame, 0, frame->dy[0]);
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     unsigned function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;

@@ -209,6 +209,8 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
         before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
         if (!before) return ctx->base.status;
         mpt__save(frame, before);
+    } else if (activation == MPT_ACTIVATION_RELU) {
+        mpt__save_gate(frame);
     } else if (activation != MPT_ACTIVATION_NONE) {
         mpt__save(frame, frame->out[0]);
     }
@@ -227,7 +229,7 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
 /* dy times the derivative of the activation; in place where nobody else reads dy. */
 static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor *dy) {
     mpt_activation activation = (mpt_activation)frame->attributes->activation;
-    if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
+    if (!dy || activation == MPT_ACTIVATION_NONE || mpt__gated(frame, 2)) return dy;
     const mpt__tensor *inner = dy;
     if (!mpt__owned(frame->context, dy)) {
         inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);

@@ -224,7 +224,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__save(frame, in[MPT__NORM_WEIGHT]);
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
-    if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
+    if (batch && frame->attributes->index[2]) mpt__save_gate(frame);
     if (!batch && mpt__recomputes(ctx)) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
@@ -265,7 +265,8 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
     const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
     const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
-    bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
+    bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2] &&
+        !mpt__gated(frame, MPT__NORM_OUT);
     if (!dy) {
         mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
         return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
@@ -293,6 +294,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     if (!mpt__ok(ctx)) return ctx->base.status;
     if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
+    launch->index[2] = relu;
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
     mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
     if (weight) mpt__reads(launch, 2, weight);
@@ -416,7 +418,12 @@ MPT__END_REGION
 
 /* index[0..1]: window, or sizes of the output (adaptive); [2..3] steps, [4..5] padding, of H and W;
    [6]: MPT__POOL_.. */
-enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING = 4 };
+enum {
+    MPT__POOL_COUNTS_PADDING = 1,
+    MPT__POOL_ADAPTIVE = 2,
+    MPT__POOL_CEILING = 4,
+    MPT__POOL_POSITIVE = 4 /* of launches */
+};
 
 #ifndef MPTRAIN_NO_CONV
 #define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
@@ -474,7 +481,12 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
     if (mpt__pools_all(frame))
         return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
     if (frame->records && frame->op == MPT__OP_max_pool2d) {
-        index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
+        const int64_t *a = frame->attributes->index, *in = x->shape.dim;
+        const int64_t most = a[6] & MPT__POOL_ADAPTIVE /* elements of a window */
+            ? (in[2] / a[0] + 2) * (in[3] / a[1] + 2)
+            : a[0] * a[1];
+        const mpt_dtype dtype = most <= UINT8_MAX ? MPT_U8 : MPT_I32;
+        index = mpt__temporary(frame, dtype, &frame->out_shape[0]);
         if (!index) return mpt__outcome(frame);
         mpt__save(frame, index);
     }
@@ -489,6 +501,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
     mpt__reads(launch, 0, x);
     mpt__writes(launch, 1, frame->out[0]);
     if (index) mpt__writes(launch, 2, index);
+    if (index && mpt__gates_here(frame)) launch->index[3] |= MPT__POOL_POSITIVE;
     return mpt__submit(frame->context, launch);
 }
 

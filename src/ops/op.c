@@ -77,7 +77,7 @@
     O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp") \
     O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log") \
     O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt") \
-    O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu") \
+    O(relu, INPUT, unary, relu, unary, RELU, RELU_BACKWARD, "Relu") \
     O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu") \
     O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu") \
     O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh") \

@@ -80,6 +80,10 @@ typedef struct {
     bool refuses_nonfinite; /* norms that clip */
     bool stochastic;        /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
+#ifndef MPTRAIN_NO_FRUGAL
+    bool inside; /* updates in backward: then each item is a segment of its own, in items' order */
+    bool done;   /* has done so; mpt_step is still to come */
+#endif
     mpt__group *groups;
     int64_t group_count, group_capacity;
     mpt__optim_state *states;

@@ -9,7 +9,7 @@
 #ifndef MPT__TRAIN_SCALER_INCLUDED
 #define MPT__TRAIN_SCALER_INCLUDED
 
-#include "train/update.c"
+#include "train/inside.c"
 
 /* The device scalars of a scaler. */
 enum {
@@ -250,6 +250,10 @@ mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
     if (!scaler) return mpt__status_of(ctx);
     bool enabled = scaler->config.enabled;
+    if (!enabled && mpt__stepped_inside(ctx, optimizer)) {
+        scaler->stepped = true;
+        return MPT_OK;
+    }
     if (enabled && !optimizer->checked)
         mpt__scaler_unscale(ctx, scaler, optimizer, false);
     else
@@ -474,7 +478,7 @@ mpt_status mpt_scaler_update(mpt_scaler handle) {
     if (checked > 0 && status == MPT_OK)
         status = mpt__launch_scaler_update(ctx, scaler, found, stepped > 0);
     if (checked > 0 && status == MPT_OK) {
-        mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
+        if (ctx->recorder) mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
         status = mpt__is_capturing(ctx) ? MPT_OK : mpt__scaler_watch(ctx, scaler);
     }
     if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {

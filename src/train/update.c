@@ -83,6 +83,12 @@ static MPT__COLD mpt_status mpt__check_scales(
 /* Brings the segments up to date with which parameters have a gradient now. Those have to be scaled
    by the scaler of that slot, or by none. */
 static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t scaler) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (optimizer->inside)
+        return mpt__error(ctx, STATE,
+            "the optimizer updates inside backward, which leaves no gradients to unscale, clip or "
+            "look at; see mpt_update_in_backward");
+#endif
     bool changed = !optimizer->pattern_valid, odd = false;
     int64_t with_grad = 0;
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
@@ -340,16 +346,17 @@ mpt_status mpt_zero_grad(mpt_optimizer handle) {
     return MPT_OK;
 }
 
-/* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
+/* The launch that updates segments [row, row + rows) of a state, which are of one group, or of a
+   part of it, without the gradients. mirrored: where its mirrors begin. With a form, the kernel
    takes the values for its master. */
-static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
-    const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
+static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
+    const mpt__optimizer *optimizer, const mpt__optim_state *state, int form, int64_t row,
+    int64_t rows, uint16_t found_slot, int64_t mirrored) {
     static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    mpt__block *block = mpt__block_of(ctx, state);
-    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
-        mpt__materialise_gradients(ctx, block);
+    const mpt__block *block = mpt__block_of(ctx, state);
+    const int64_t at = state->first - mirrored;
     mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
     launch->function = (uint8_t)rule->function;
     mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
@@ -357,16 +364,13 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
     if (form >= 0)
         mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
             state->count, MPT__READ_WRITE);
-    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
     mpt__segments_operand(launch, 4, optimizer, row, rows);
     mpt__operand_on(
         launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count, MPT__READ_WRITE);
     for (int k = 0; k < MPT__MIRRORS; k++)
         if (state->mirror[k])
             mpt__operand_on(
-                launch, position[k], state->mirror[k], MPT_F32, 0, state->count, MPT__READ_WRITE);
-    launch->slot[1] =
-        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
+                launch, position[k], state->mirror[k], MPT_F32, at, state->count, MPT__READ_WRITE);
     launch->slot[2] = found_slot;
     mpt__schedule_operand(launch, optimizer, group);
     int settings = 0;
@@ -379,6 +383,19 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
     launch->index[3] = optimizer->stochastic;
     launch->rng.seed = ctx->config.seed;
     launch->rng.stream = state->stream;
+    return launch;
+}
+
+static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
+    const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
+    mpt__block *block = mpt__block_of(ctx, state);
+    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
+        mpt__materialise_gradients(ctx, block);
+    mpt__launch *launch =
+        mpt__update_launch(ctx, optimizer, state, form, row, rows, found_slot, state->first);
+    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
+    launch->slot[1] =
+        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
     return mpt__submit(ctx, launch);
 }
 
@@ -441,9 +458,7 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
         ctx->base.op, optimizer->uncleared);
 }
 
-#ifdef MPTRAIN_NO_WATCH
-#define mpt__update_refused(ctx, optimizer) false
-#else
+#ifndef MPTRAIN_NO_WATCH
 /* Whether an update would write what is shared, with an error recorded before anything changes. */
 static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimizer *optimizer) {
     for (int64_t i = 0; i < optimizer->state_count; i++) {
@@ -454,9 +469,21 @@ static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimiz
     }
     return false;
 }
-#define mpt__update_refused(ctx, optimizer) \
-    ((ctx)->share_count > 0 && mpt__update_looked_at(ctx, optimizer))
 #endif
+
+/* Whether values are not to be updated now, with an error recorded. */
+static MPT__INLINE bool mpt__update_refused(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    const int64_t averages = ctx->objects[MPT__EMA].count;
+    for (int64_t i = 0; i < optimizer->state_count && averages > 0; i++)
+        if (mpt__averages_applied(ctx, optimizer->states[i].block))
+            return !mpt__reject(
+                ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
+#ifdef MPTRAIN_NO_WATCH
+    return false;
+#else
+    return ctx->share_count > 0 && mpt__update_looked_at(ctx, optimizer);
+#endif
+}
 
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
@@ -468,15 +495,11 @@ static mpt_status mpt__optimizer_update(
         return MPT_OK;
     }
     optimizer->warned_no_grad = false;
-    for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (mpt__averages_applied(ctx, optimizer->states[i].block))
-            return mpt__error(
-                ctx, STATE, "the module's values are averages; call mpt_ema_restore first");
     if (mpt__update_refused(ctx, optimizer)) return ctx->base.status;
     mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = ctx->launch.phase;
     ctx->launch.phase = MPT__UPDATE;
-    mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
+    if (ctx->recorder) mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
     mpt_status status = mpt__schedule_before_step(ctx, optimizer);
     if (status == MPT_OK) status = mpt__apply_update(ctx, optimizer, found_slot);
     ctx->launch.phase = phase;
@@ -499,10 +522,23 @@ static void mpt__warn_unscaled(mpt_context *ctx, mpt__optimizer *optimizer) {
         "silence: use mpt_grad_scaler, or MPT_BF16");
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__stepped_inside(ctx, optimizer) false
+#else
+/* Whether an optimizer updates inside backward: then its step is to say that this was all. */
+static bool mpt__stepped_inside(mpt_context *ctx, mpt__optimizer *optimizer) {
+    if (!optimizer->inside) return false;
+    if (!optimizer->done) mpt__warn_no_grad(ctx, optimizer);
+    optimizer->warned_no_grad &= !optimizer->done;
+    optimizer->done = false;
+    return true;
+}
+#endif
+
 mpt_status mpt_step(mpt_optimizer handle) {
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
-    if (!optimizer) return mpt__status_of(ctx);
+    if (!optimizer || mpt__stepped_inside(ctx, optimizer)) return mpt__status_of(ctx);
     mpt__warn_unscaled(ctx, optimizer);
     mpt__pattern(ctx, optimizer, MPT__PLAIN);
     return mpt__optimizer_update(ctx, optimizer, 0);

@@ -160,7 +160,7 @@ typedef struct mpt__operand {
 #define MPT__KERNELS(K) \
     MPT__CORE_KERNELS(K) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
-    MPT__RECURRENT_KERNELS(K)
+    MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
     K(FILL, fill, 0) \
     K(COPY, copy, 0) \
@@ -244,10 +244,11 @@ typedef struct mpt__operand {
  *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
  *           count of updates. A result that is not finite: copies, and one more refused. Gate.
  * POOL      o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
- *           of each window; o2? w i32: h W + w of the first maximum. index[0..2]: window, step and
- *           padding, those of H times 2^32 plus those of W; index[3] = 1: the padding counts in
- *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
- * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
+ *           of each window; o2? w u8 or i32: which of them, counted line by line, was the first
+ *           maximum. index[0..2]: window, step and padding, those of H times 2^32 plus those of W;
+ *           index[3] = 1: the padding counts in means; 2: element i begins at floor(i in / out)
+ *           and ends at ceil((i + 1) in / out); 4: a maximum that is <= 0 was none, 255 or -1.
+ * POOL_BACKWARD  o0 r dy, o1? r as o2 above (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K) \
     K(NORM, norm, 0) \
@@ -319,6 +320,23 @@ typedef enum mpt__fp8_way {
 } mpt__fp8_way;
 enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
 enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
+
+/* ---- Gates ----
+ *
+ * A bit for each of n elements in a row, 16 words for every 512 of them: bit k of word 16 g + j is
+ * that of element 512 g + 16 k + j, so that vectors of any width make the words.
+ *
+ * GATE_BITS  o0 r [n] f32, f16 or bf16 -> o1 w i32: where o0 is not 0.
+ * GATE_OPEN  o0 r i32 -> o1 w [n]: 1 and 0. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define MPT__GATE_KERNELS(K)
+#else
+#define MPT__GATE_KERNELS(K) \
+    K(GATE_BITS, gate_bits, 0) \
+    K(GATE_OPEN, gate_open, 0)
+#endif
+#define MPT__GATE_GROUP 512
+#define MPT__GATE_WORDS 16
 
 /* ---- Recurrent cells ----
  *

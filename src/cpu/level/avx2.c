@@ -165,6 +165,37 @@ MPT__OP void v_merge(v_f *a, v_f *b) {
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
+/* The first n of 8 words, which are 0 to 255, as bytes; and back, the rest 0. Bytes go through a
+   register: what was just stored piece by piece is slow to load as one. */
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+    const __m256i v = _mm256_castps_si256(words);
+    const __m128i half =
+        _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    uint64_t all;
+    _mm_storel_epi64((__m128i *)(void *)&all, _mm_packus_epi16(half, half));
+    if (n >= 8) {
+        memcpy(p, &all, 8);
+        return;
+    }
+    if (n >= 4) memcpy(p, &all, 4), all >>= 32, p += 4, n -= 4;
+    for (; n > 0; n--, all >>= 8) *p++ = (uint8_t)all;
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+    uint64_t all = 0;
+    uint32_t low;
+    if (n >= 8) {
+        memcpy(&all, p, 8);
+    } else if (n >= 4) {
+        memcpy(&low, p, 4);
+        for (; n > 4; n--) all = all << 8 | p[n - 1];
+        all = all << 32 | low;
+    } else {
+        for (; n > 0; n--) all = all << 8 | p[n - 1];
+    }
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)&all);
+    return _mm256_castsi256_ps(_mm256_cvtepu8_epi32(bytes));
+}
+
 /* Loads quarter l (4 lanes) from p + l * step. */
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);

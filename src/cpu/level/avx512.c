@@ -140,6 +140,18 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
     *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
     *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
 }
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+    const __m512i v = _mm512_castps_si512(words);
+    if (n >= 16)
+        _mm_storeu_si128((__m128i *)(void *)p, _mm512_maskz_cvtepi32_epi8(MPT__V16_ALL, v));
+    else
+        _mm512_mask_cvtepi32_storeu_epi8(p, v_first(n), v);
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+    const __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)(const void *)p)
+                                  : _mm_maskz_loadu_epi8(v_first(n), p);
+    return _mm512_castsi512_ps(_mm512_maskz_cvtepu8_epi32(MPT__V16_ALL, bytes));
+}
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
     v_f v = _mm512_castps128_ps512(_mm_loadu_ps(p));
     v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);

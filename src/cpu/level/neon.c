@@ -129,6 +129,16 @@ MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
     *r2 = vzip1q_f32(high02, high13);
     *r3 = vzip2q_f32(high02, high13);
 }
+MPT__OP void v_store_bytes(uint8_t *p, v_f words, int64_t n) {
+    const uint16x4_t half = vmovn_u32(vreinterpretq_u32_f32(words));
+    const uint8x8_t bytes = vmovn_u16(vcombine_u16(half, half));
+    if (n > 0) memcpy(p, &bytes, n < 4 ? (size_t)n : 4);
+}
+MPT__OP v_f v_load_bytes(const uint8_t *p, int64_t n) {
+    uint8x8_t bytes = vdup_n_u8(0);
+    if (n > 0) memcpy(&bytes, p, n < 4 ? (size_t)n : 4);
+    return vreinterpretq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
 MPT__OP v_f v_load_quads(const float *p, int64_t step) {
     (void)step;
     return vld1q_f32(p);

@@ -73,4 +73,24 @@ static const mpt__convert_table MPT__LEVEL(convert) = {MPT__LEVEL(f16_to_f32),
     MPT__LEVEL(bf16_to_f32), MPT__LEVEL(f32_to_f16), MPT__LEVEL(f32_to_bf16),
     MPT__LEVEL(finite_f32), MPT__LEVEL(finite_f16), MPT__LEVEL(finite_bf16), MPT__U8_TO_HALF};
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The bits of a group of elements, see GATE_BITS in waist/launch.h: lane j of vector k is bit k of
+   word j; and back. */
+MPT__FN void MPT__LEVEL(gates)(uint32_t *words, float *x, bool open) {
+    for (int j = 0; j < MPT__GATE_WORDS; j += MPT__WIDTH) {
+        v_i all = open ? v_words(words + j) : v_iset(0);
+        for (int k = 31; k >= 0; k--) {
+            float *at = x + MPT__GATE_WORDS * k + j;
+            if (open)
+                v_store(at, v_select(v_igt(v_iset(0), all), v_set(1), v_zero()));
+            v_i bit = v_iset(0);
+            if (!open)
+                bit = v_bits(
+                    v_select(v_equal(v_load(at), v_zero()), v_zero(), v_float(v_iset(1))));
+            all = v_ior(v_iadd(all, all), bit);
+        }
+        if (!open) memcpy(words + j, &all, sizeof all);
+    }
+}
+#endif
 #endif

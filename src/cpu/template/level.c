@@ -105,6 +105,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__LEVEL(cell),
     MPT__LEVEL(cell_slopes)
 #endif
+#ifndef MPTRAIN_NO_FRUGAL
+    ,
+    MPT__LEVEL(gates)
+#endif
 };
 
 #undef MPT__VECTORS

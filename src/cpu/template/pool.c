@@ -8,35 +8,36 @@
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
 /* A NaN wins over all before it; else the first of the largest. */
-MPT__OP void MPT__LEVEL(window_take)(v_f x, v_i at, v_f *best, v_f *index) {
+MPT__OP void MPT__LEVEL(window_take)(v_f x, int32_t at, v_f *best, v_f *index) {
     const v_m more = v_greater(x, *best), nan = v_is_nan(x);
-    *index = v_select(nan, v_float(at), v_select(more, v_float(at), *index));
+    const v_f here = v_float(v_iset(at));
+    *index = v_select(nan, here, v_select(more, here, *index));
     *best = v_select(nan, x, v_select(more, x, *best));
 }
-/* What windows of the elements x become; `at`: where their first elements are. */
-MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_i at, v_f *index) {
+/* What windows of the elements x become; index: integers, as words. */
+MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_f *index) {
     v_f value;
     if (!p->most) {
         value = v_add(v_add(v_add(v_add(v_zero(), x[0]), x[1]), x[2]), x[3]);
         return v_mul(value, v_set(0.25f));
     }
-    const v_i below = v_iadd(at, v_iset((int32_t)p->width));
     value = v_set(-mpt__real_infinity());
-    *index = v_float(at);
-    MPT__LEVEL(window_take)(x[0], at, &value, index);
-    MPT__LEVEL(window_take)(x[1], v_iadd(at, v_iset(1)), &value, index);
-    MPT__LEVEL(window_take)(x[2], below, &value, index);
-    MPT__LEVEL(window_take)(x[3], v_iadd(below, v_iset(1)), &value, index);
+    *index = v_zero();
+    MPT__LEVEL(window_take)(x[0], 0, &value, index);
+    MPT__LEVEL(window_take)(x[1], 1, &value, index);
+    MPT__LEVEL(window_take)(x[2], 2, &value, index);
+    MPT__LEVEL(window_take)(x[3], 3, &value, index);
+    if (p->positive)
+        *index = v_select(v_greater(value, v_zero()), *index,
+            v_select(v_is_nan(value), *index, v_float(v_iset(UINT8_MAX))));
     return value;
 }
 /* The gradients dx of the elements of windows, of dy and of the places of their maxima. */
-MPT__OP void MPT__LEVEL(window_slopes)(
-    const mpt__windows *p, v_f dy, v_f index, v_i at, v_f dx[4]) {
-    const float place[4] = {0, 1, (float)p->width, (float)(p->width + 1)};
+MPT__OP void MPT__LEVEL(window_slopes)(const mpt__windows *p, v_f dy, v_f index, v_f dx[4]) {
     dy = v_add(v_zero(), p->most ? dy : v_mul(dy, v_set(0.25f)));
-    const v_f apart = v_convert(v_isub(v_bits(index), at)); /* exact where it counts */
+    const v_f at = v_convert(v_bits(index));
     for (int k = 0; k < 4; k++)
-        dx[k] = p->most ? v_select(v_equal(apart, v_set(place[k])), dy, v_zero()) : dy;
+        dx[k] = p->most ? v_select(v_equal(at, v_set((float)k)), dy, v_zero()) : dy;
 }
 
 MPT__OP void MPT__LEVEL(window_put)(const mpt__windows *p, char *to, v_f v, int64_t n, int dtype) {
@@ -48,18 +49,14 @@ MPT__OP void MPT__LEVEL(window_put)(const mpt__windows *p, char *to, v_f v, int6
 
 MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int dtype) {
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2;
-    static const int32_t twos[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const v_i lanes = v_words(twos);
     char *x = p->x + 2 * line * p->x_line * bytes, *y = p->y + line * p->y_line * bytes;
     char *below = x + p->x_line * bytes;
-    int32_t *index = p->index ? p->index + line * p->index_line : NULL;
-    int64_t first = p->first + 2 * line * p->width;
+    uint8_t *index = p->index ? p->index + line * p->index_line : NULL;
     for (int64_t n = p->count; n > 0; n -= MPT__WIDTH) {
-        const v_i at = v_iadd(v_iset((int32_t)first), lanes);
         v_f v[4], place = v_zero(), value;
         if (p->back) {
-            if (index) place = v_load_as(index, n, MPT_F32);
-            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+            if (index) place = v_load_bytes(index, n);
+            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, v);
             v_merge(&v[0], &v[1]);
             v_merge(&v[2], &v[3]);
             MPT__LEVEL(window_put)(p, x, v[0], 2 * n, dtype);
@@ -78,12 +75,11 @@ MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int
             }
             v_split(&v[0], &v[1]);
             v_split(&v[2], &v[3]);
-            value = MPT__LEVEL(window_value)(p, v, at, &place);
+            value = MPT__LEVEL(window_value)(p, v, &place);
             v_store_as(y, value, n, dtype);
-            if (index) v_store_as(index, place, n, MPT_F32);
+            if (index) v_store_bytes(index, place, n);
         }
         x += 2 * MPT__WIDTH * bytes, below += 2 * MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
-        first += 2 * MPT__WIDTH;
         if (index) index += MPT__WIDTH;
     }
 }
@@ -95,13 +91,12 @@ MPT__OP void MPT__LEVEL(window_channels)(
     const int64_t bytes = dtype == MPT_F32 ? 4 : 2, right = p->x_pixel * bytes;
     char *x = p->x + 2 * (line * p->x_line + i * p->x_pixel) * bytes;
     char *y = p->y + (line * p->y_line + i * p->y_pixel) * bytes, *below = x + p->x_line * bytes;
-    int32_t *index = p->index ? p->index + line * p->index_line + i * p->index_pixel : NULL;
-    const v_i at = v_iset((int32_t)(p->first + 2 * (line * p->width + i)));
+    uint8_t *index = p->index ? p->index + line * p->index_line + i * p->index_pixel : NULL;
     for (int64_t n = p->channels; n > 0; n -= MPT__WIDTH) {
         v_f v[4], place = v_zero(), value;
         if (p->back) {
-            if (index) place = v_load_as(index, n, MPT_F32);
-            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+            if (index) place = v_load_bytes(index, n);
+            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, v);
             MPT__LEVEL(window_put)(p, x, v[0], n, dtype);
             MPT__LEVEL(window_put)(p, x + right, v[1], n, dtype);
             MPT__LEVEL(window_put)(p, below, v[2], n, dtype);
@@ -109,9 +104,9 @@ MPT__OP void MPT__LEVEL(window_channels)(
         } else {
             v[0] = v_load_as(x, n, dtype), v[1] = v_load_as(x + right, n, dtype);
             v[2] = v_load_as(below, n, dtype), v[3] = v_load_as(below + right, n, dtype);
-            value = MPT__LEVEL(window_value)(p, v, at, &place);
+            value = MPT__LEVEL(window_value)(p, v, &place);
             v_store_as(y, value, n, dtype);
-            if (index) v_store_as(index, place, n, MPT_F32);
+            if (index) v_store_bytes(index, place, n);
         }
         x += MPT__WIDTH * bytes, below += MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
         if (index) index += MPT__WIDTH;
