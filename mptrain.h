@@ -133,7 +133,7 @@ that differs between them.
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
 	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
 	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing,
-						 updates inside backward, bits in the place of what relu gave
+						 updates inside backward, bits in the place of what relu gave, mpt_lora
 	MPTRAIN_NO_GRAPH     without captured steps
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
@@ -1607,6 +1607,26 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
    large becomes the largest finite number, as in mpt_cast and CUDA's satfinite; else it becomes NaN
    (E4M3) or infinity (E5M2). PyTorch's casts saturate in E4M3 alone. Without history. */
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate);
+/* LoRA (arXiv:2106.09685): adapters for linear layers, and for in_proj_weight of attention layers,
+   whose path below `module` fits `pattern`, where one '*' stands for any text: "*" for all of them,
+   "blocks.*", "*.out_proj". Such a layer gives x W^T + bias + alpha / rank * (x A^T) B^T; its two
+   children "lora_A" [rank, in], drawn as a linear layer's weight is (Kaiming uniform, a = sqrt 5),
+   and "lora_B" [out, rank], zeros, have a "weight" each, as in files of peft: at first it gives
+   what it gave. An activation behind it is no part of its launch. All other parameters of `module`
+   get no gradients from now on, their layers keep nothing for them, and an optimizer made of a
+   module leaves them out; each part is in the mode that it is in, and mpt_freeze(part, false)
+   trains it in full. A layer that stands in several places has one pair of adapters. Weights are
+   loaded before, or with strict = false. An error, which changes nothing: that no layer fits, a
+   rank below 1, an alpha that is not above 0, a layer that is adapted already, computes in fp8, or
+   whose weight is tied or borrowed, and an optimizer that has a parameter of `module` besides those
+   of adapters. Averages are made behind it. */
+MPTRAIN_API mpt_status mpt_lora(mpt_module module, const char *pattern, int rank, double alpha);
+/* Ends all adapters below `module`, so that it is trained in full again, but for what mpt_freeze
+   says: merge adds alpha / rank * B A to their weights, in fp32, rounded once to halves; remove
+   does not. An optimizer that has them is destroyed before. A weight that would not be finite in
+   its dtype is an error that names it, and nothing changes. */
+MPTRAIN_API mpt_status mpt_lora_merge(mpt_module module);
+MPTRAIN_API mpt_status mpt_lora_remove(mpt_module module);
 /* Inside autocast, this module and its children run in `dtype`. MPT_F32: casting is off, and what
    comes in half meets the fp32 weights in fp32. */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
@@ -2229,6 +2249,10 @@ MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all; rights of one that is there,
    and links to it, stay. */
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
+/* The same of the adapters of mpt_lora alone. mpt_load with strict = false reads it into a net that
+   has adapters on the same layers, and one of peft with prefix = "base_model.model"; rank and alpha
+   are not in it. */
+MPTRAIN_API mpt_status mpt_lora_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
    dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
    place are an error; a parameter that lacks a part is missing. What a load that is not strict
@@ -2406,6 +2430,13 @@ typedef struct mpt_fit_config {
 								Weights of restore_weights are in its files */
 	int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
 	bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
+	int64_t accumulate;      /* 0, as 1: each batch is a step; else one is made of the gradients of
+								so many, of the last ones of an epoch also of fewer */
+	int64_t micro_batch;     /* 0: a batch goes through the net as a whole; else so many samples of
+								it at a time, in the memory that these take; validation, too */
+	/* Either way a step is that of one large batch, where the loss is a mean over samples, but for
+	   roundings of sums (some 1e-6 in fp32), draws of dropout, and statistics of batch norm, which
+	   are those of each part. A part that overflows skips the step. */
 } mpt_fit_config;
 /* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
    of the epoch under way, or NaN where there is none. */
@@ -5713,7 +5744,7 @@ static bool mpt__io_absent(const mpt__base *base) {
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
 	if (!base->io.open)
-		return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
+		return "this build has no files: set config.io";
 #else
 	static MPT__THREAD_LOCAL char other[48];
 	size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
@@ -6417,6 +6448,31 @@ static int mpt__span_compare(mpt__span a, mpt__span b) {
 
 static bool mpt__span_is(mpt__span span, const char *text) {
 	return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
+}
+
+static mpt__span mpt__span_of(const char *text) {
+	mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+	return span;
+}
+
+/* ==== Patterns ====
+ *
+ * Names in which one '*' at most stands for any text, also none or with dots. */
+
+static bool mpt__pattern_good(const char *pattern) {
+	return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
+
+/* Whether a name fits a pattern, and the text that its '*' stands for. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+	const char *at = strchr(pattern, '*');
+	size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+	size_t tail = at ? length - head - 1 : 0;
+	if (at ? name.length < head + tail : name.length != length) return false;
+	star->text = name.text + head;
+	star->length = name.length - head - tail;
+	return memcmp(pattern, name.text, head) == 0 &&
+		memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
 }
 
 MPT__BEGIN_KERNELS
@@ -20535,6 +20591,7 @@ typedef struct mpt__record {
 } mpt__record;
 
 #ifdef MPTRAIN_NO_FRUGAL
+#define MPT__NOT_FRUGAL "what saves memory (MPTRAIN_NO_FRUGAL)"
 #define mpt__in_region(ctx) false
 #define mpt__was_region(record) false
 #define mpt__runs_again(ctx) false
@@ -24971,6 +25028,12 @@ static MPT__COLD MPT__UNUSED mpt_status mpt__absent(
 	return mpt__status_of(ctx);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+static mpt_status mpt__frugal_missing(mpt_context *ctx, const char *call) {
+	return mpt__absent(ctx, call, MPT__NOT_FRUGAL);
+}
+#endif
+
 /* ==== Scopes and steps ==== */
 
 mpt_status mpt_scope_begin(mpt_context *ctx) {
@@ -26826,13 +26889,26 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
 	return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
+#define mpt__linear_kept(frame) true
+#else
+/* Only the gradient of the weight needs x. */
+#define mpt__linear_keep(frame) \
+	((frame)->in[1]->flags & MPT__REQUIRES_GRAD ? mpt__save(frame, (frame)->in[0]) \
+												: mpt__save_none(frame))
+#define mpt__linear_kept(frame) ((frame)->saved[0] != NULL)
+
+static MPT__NOINLINE void mpt__save_none(mpt__frame *frame) { mpt__save(frame, NULL); }
+#endif
+
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
 	mpt_activation activation = (mpt_activation)frame->attributes->activation;
 	const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
 	mpt__source w;
 	if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
-	mpt__save(frame, frame->in[0]);
+	mpt__linear_keep(frame);
 	mpt__save(frame, frame->in[1]);
 	bool split = frame->records && mpt__activation_keeps_input(activation);
 	mpt__tensor *before = frame->out[0];
@@ -26890,7 +26966,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
 		mpt__operand_rows(launch, 3, dx, false, access);
 		mpt__submit(ctx, launch);
 	}
-	const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+	const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
 	if (dw) {
 		const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
 		if (!x) return ctx->base.status;
@@ -39754,8 +39830,7 @@ static bool mpt__loader_check(
 			target, config->collate ? "" : " without collate");
 	if (!MPT__HAS_WORKERS && config->workers > 0)
 		return mpt__reject(ctx, UNSUPPORTED,
-			"workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
-			"0 loads on the calling thread",
+			"workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); expected 0",
 			config->workers);
 	return true;
 }
@@ -39999,6 +40074,9 @@ typedef struct {
 #define mpt__hooks_of(module) ((module)->hooks)
 #endif
 
+/* Of adapters, see nn/lora.c. */
+typedef enum { MPT__LORA_NONE, MPT__LORA_ADAPTED, MPT__LORA_ADAPTER } mpt__lora;
+
 struct mpt__module {
 	mpt__id id;
 	mpt_module_class cls;
@@ -40018,6 +40096,8 @@ struct mpt__module {
 	bool borrows;          /* mpt_share_module */
 	uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
 	bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
+	bool held;             /* mpt_lora: weights get no gradients, and optimizers leave them out */
+	uint8_t lora;          /* mpt__lora */
 	uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
 	uint32_t path;         /* index in ctx->paths, once frozen */
 	uint64_t path_hash;
@@ -40811,12 +40891,19 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
 	return walk->context->base.status;
 }
 
-/* Paths and places for all modules and parameters of a tree. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__placed_before(module) false
+#else
+#define mpt__placed_before(module) ((module)->frozen)
+#endif
+
+/* Paths and places for all modules and parameters of a tree that have none. */
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
 	mpt_context *ctx = walk->context;
 	uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-	mpt__module *module;
-	MPT__EACH_MODULE(module, walk, ctx, root) {
+	mpt__module *module = mpt__walk_begin(walk, ctx, root);
+	for (; module; module = mpt__walk_next(walk)) {
+		if (mpt__placed_before(module)) continue;
 		root->watched |= mpt__looked_at(module);
 		module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
 		if (!module->path) return ctx->base.status;
@@ -40860,7 +40947,8 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
 	mpt__module_parameter *row;
 	mpt__walk_begin(walk, ctx, root);
 	while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL)
-		if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
+		if (!mpt__placed_before(walk->module) &&
+			mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
 			mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
 	const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
 	for (; module; module = mpt__walk_next(walk))
@@ -40868,7 +40956,24 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
 	return ctx->base.status;
 }
 
-/* Gives a tree's parameters their places and values, all or none. */
+/* Gives parameters of a tree that have none their places and values; all or nothing. */
+static mpt_status mpt__freeze_new(mpt_context *ctx, mpt__walk *walk, mpt__module *root) {
+	uint32_t block = mpt__block_new(ctx, MPT_F32);
+	if (block == UINT32_MAX) return ctx->base.status;
+	bool good = mpt__freeze_places(walk, root, block) == MPT_OK &&
+		mpt__freeze_values(walk, root, block) == MPT_OK;
+	mpt__module *module = mpt__walk_begin(walk, ctx, root);
+	for (; module; module = mpt__walk_next(walk)) {
+		if (mpt__placed_before(module)) continue;
+		module->frozen = good;
+		for (int64_t i = 0; i < module->parameter_count && !good; i++)
+			mpt__parameter_drop(ctx, &module->parameters[i]);
+	}
+	if (ctx->blocks[block].parameters == 0) mpt__block_free(ctx, &ctx->blocks[block]);
+	return ctx->base.status;
+}
+
+/* The same for a tree that is not in use yet. */
 static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 	mpt__module *root = mpt__module_root(ctx, module);
 	if (root->frozen) return MPT_OK;
@@ -40880,18 +40985,8 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 				walk.path);
 	}
 	if (!mpt__ok(ctx)) return ctx->base.status;
-	uint32_t block = mpt__block_new(ctx, MPT_F32);
-	if (block == UINT32_MAX) return ctx->base.status;
 	mpt__number(ctx, root);
-	bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
-		mpt__freeze_values(&walk, root, block) == MPT_OK;
-	MPT__EACH_MODULE(module, &walk, ctx, root) {
-		module->frozen = good;
-		for (int64_t i = 0; i < module->parameter_count && !good; i++)
-			mpt__parameter_drop(ctx, &module->parameters[i]);
-	}
-	if (ctx->blocks[block].parameters == 0) mpt__block_free(ctx, &ctx->blocks[block]);
-	return ctx->base.status;
+	return mpt__freeze_new(ctx, &walk, root);
 }
 
 MPT__END_REGION
@@ -41190,15 +41285,12 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 #ifdef MPTRAIN_NO_FRUGAL
 
 MPT__BEGIN_ABSENT
-static mpt_status mpt__frugal_missing(mpt_context *ctx) {
-	return mpt__absent(ctx, "mpt_recompute", "it (MPTRAIN_NO_FRUGAL)");
-}
 mpt_status mpt_recompute_module(mpt_module module, int parts) {
-	return mpt__frugal_missing(module.context);
+	return mpt__frugal_missing(module.context, "mpt_recompute");
 }
 mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
 	const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
-	return mpt__frugal_missing(ctx);
+	return mpt__frugal_missing(ctx, "mpt_recompute");
 }
 bool mpt_is_recomputing(mpt_context *ctx) { return false; }
 MPT__END_ABSENT
@@ -41384,7 +41476,21 @@ static int64_t mpt__module_parameters(
 	return count;
 }
 
-/* Counts elements, or tensors, without freezing the tree; -1 on error. */
+/* How many of a list of all parameters of a module an optimizer takes: those that mpt_lora does not
+   hold, which are put first. */
+static int64_t mpt__trained_parameters(mpt_context *ctx, uint32_t *list, int64_t count) {
+#ifndef MPTRAIN_NO_FRUGAL
+	int64_t kept = 0;
+	for (int64_t i = 0; i < count; i++)
+		if (!mpt__module_slot(ctx, ctx->parameters[list[i]].module)->held) list[kept++] = list[i];
+	count = kept;
+#else
+	(void)ctx, (void)list;
+#endif
+	return count;
+}
+
+/* Counts without freezing the tree: elements, or tensors; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
 	mpt__module *found = mpt__module_enter(module, call);
 	if (!found) return -1;
@@ -41529,6 +41635,9 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
 	MPT__EACH_MODULE(found, &walk, ctx, found) {
 		if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
 		found->fixed = on;
+#ifndef MPTRAIN_NO_FRUGAL
+		if (!on) found->held = false;
+#endif
 		if (found->frozen) mpt__parameters_collect(ctx, found, !on);
 	}
 	return ctx->base.status;
@@ -42410,6 +42519,307 @@ mpt_status mpt_share_module(mpt_module borrower, mpt_module lender) {
 #endif /* MPTRAIN_NO_WATCH */
 
 /* ----
+ * nn/lora.c: low-rank adapters of linear layers and of what attention projects x by.
+ *
+ * An adapted layer has two children more, lora_A and lora_B, linear layers without a bias; what
+ * their product is times stands in the attributes of the second, where a checkpoint compares it.
+ * ---- */
+
+#ifdef MPTRAIN_NO_FRUGAL
+
+/* One name serves for all, which is fewer bytes. */
+MPT__BEGIN_ABSENT
+mpt_status mpt_lora(mpt_module module, const char *pattern, int rank, double alpha) {
+	return mpt__frugal_missing(module.context, "mpt_lora");
+}
+mpt_status mpt_lora_merge(mpt_module module) {
+	return mpt__frugal_missing(module.context, "mpt_lora");
+}
+mpt_status mpt_lora_remove(mpt_module module) {
+	return mpt__frugal_missing(module.context, "mpt_lora");
+}
+mpt_status mpt_lora_save(mpt_module module, const char *path) {
+	return mpt__frugal_missing(module.context, "mpt_lora");
+}
+MPT__END_ABSENT
+
+#define mpt__lora_added(ctx, module, x, y, part, parts) ((void)(module), (y))
+
+#else
+
+/* ==== Forward ==== */
+
+static mpt__module *mpt__adapter(mpt_context *ctx, const mpt__module *module, int which) {
+	return mpt__module_slot(ctx, module->children[module->child_count - 2 + which].slot);
+}
+
+/* y, which is given up, with what the adapters of a layer add to it, or to number `part` of `parts`
+   equal ones of its outputs; y where there are none. Beside a half weight outside autocast they
+   compute in its dtype, as x is of that. */
+static mpt_tensor mpt__lora_added(mpt_context *ctx, const mpt__module *module, mpt_tensor x,
+	mpt_tensor y, int part, int parts) {
+	if (module->lora != MPT__LORA_ADAPTED || !mpt__ok(ctx)) return y;
+	const mpt__module *a = mpt__adapter(ctx, module, 0), *b = mpt__adapter(ctx, module, 1);
+	const mpt_dtype dtype = mpt_get_dtype(mpt__parameter_handle(ctx, module, 0));
+	const int depth = ctx->autocast_depth;
+	mpt__spares spares;
+	spares.count = 0;
+	if (mpt__autocast_dtype(ctx) == MPT_F32 && dtype != MPT_F32) mpt_autocast_begin(ctx, dtype);
+	mpt_tensor z = mpt__spare(&spares, mpt_forward(mpt__module_handle(ctx, a), x));
+	z = mpt__spare(&spares, mpt_mul_scalar(z, b->attributes.imm[0]));
+	if (parts == 1) {
+		z = mpt__spare(&spares, mpt_forward(mpt__module_handle(ctx, b), z));
+	} else {
+		const int64_t rows = b->parameters[0].shape.dim[0] / parts;
+		mpt_tensor weight = mpt_slice(
+			mpt__parameter_handle(ctx, b, 0), 0, part * rows, (part + 1) * rows, 1);
+		weight = mpt__spare(&spares, weight);
+		z = mpt__spare(&spares, mpt_linear(z, weight, mpt__null(NULL), MPT_ACTIVATION_NONE));
+	}
+	ctx->autocast_depth = depth;
+	y = mpt_add_(y, z);
+	if (mpt__hooks_of(a) || mpt__hooks_of(b)) spares.count = 0; /* which may put them by */
+	return mpt__spares_end(&spares, y);
+}
+
+/* `run` of an adapted linear layer. */
+static mpt_tensor mpt__lora_run(
+	mpt_context *ctx, mpt__module *module, mpt_tensor x, mpt_tensor residual, bool relu) {
+	(void)residual, (void)relu;
+	mpt__tensor *y = mpt__op_layer_forward(ctx, module, mpt__live(ctx, x), MPT_ACTIVATION_NONE);
+	return y ? mpt__lora_added(ctx, module, x, mpt__handle(ctx, y), 0, 1) : mpt__null(ctx);
+}
+
+MPT__BEGIN_COLD
+/* ==== What may change ==== */
+
+/* The module of such a call, where nothing is under way that has seen its layers; else NULL. */
+static mpt__module *mpt__lora_enter(mpt_module module, const char *call) {
+	mpt_context *ctx = module.context;
+	mpt__module *found = mpt__module_enter(module, call);
+	if (!found) return NULL;
+	if (!ctx->recorder && !ctx->sliced && !ctx->forward_depth && !ctx->module && !ctx->in_backward)
+		return mpt__freeze(ctx, found) == MPT_OK ? found : NULL;
+	mpt__error(ctx, STATE,
+		"a forward, a backward, a recording or a step in slices is under way; change layers "
+		"between steps");
+	return NULL;
+}
+
+/* Whether no parameter of the module is an optimizer's: of its adapters, or all but those. */
+static bool mpt__lora_free(
+	mpt_context *ctx, mpt__module *found, bool adapters, const char *advice) {
+	const mpt__module_parameter *row;
+	mpt__walk walk;
+	mpt__walk_begin(&walk, ctx, found);
+	while ((row = mpt__walk_parameter(&walk)) != NULL) {
+		const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+		if (!parameter->optimizer || (walk.module->lora == MPT__LORA_ADAPTER) != adapters) continue;
+		return mpt__reject(
+			ctx, STATE, "parameter %s belongs to an optimizer; %s", parameter->path, advice);
+	}
+	return mpt__ok(ctx);
+}
+
+/* Whether the layer's weight is tied to another place, or another one to it. */
+static bool mpt__weight_tied(const mpt_context *ctx, const mpt__module *module) {
+	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
+	if (module->parameters[0].owner) return true;
+	for (int64_t i = 1; i < table->count; i++) {
+		const mpt__module *other = (const mpt__module *)table->rows[i].object;
+		for (int64_t k = 0; other && k < other->parameter_count; k++)
+			if (other->parameters[k].owner == module->id.slot && !other->parameters[k].owner_row)
+				return true;
+	}
+	return false;
+}
+
+/* The next layer of a walk, from `module` on, that can have adapters and whose path fits the
+   pattern; NULL at the end. */
+static mpt__module *mpt__lora_next(mpt__walk *walk, mpt__module *module, const char *pattern) {
+	mpt__span star;
+	for (; module; module = mpt__walk_next(walk)) {
+		bool fits = module->layer == MPT__LAYER_linear && module->lora != MPT__LORA_ADAPTER;
+#ifndef MPTRAIN_NO_ATTENTION
+		fits |= module->layer == MPT__LAYER_multi_head_attention;
+#endif
+		if (fits && mpt__pattern_fits(pattern, mpt__span_of(walk->path), &star)) break;
+	}
+	return module;
+}
+
+/* Whether all layers that fit can be adapted, and there are any; else an error. */
+static bool mpt__lora_check(mpt_context *ctx, mpt__module *found, const char *pattern) {
+	mpt__walk walk;
+	int64_t count = 0;
+	mpt__module *m = mpt__lora_next(&walk, mpt__walk_begin(&walk, ctx, found), pattern);
+	for (; m; m = mpt__lora_next(&walk, mpt__walk_next(&walk), pattern), count++) {
+		const char *why = m->lora ? "has adapters; mpt_lora_merge or mpt_lora_remove them first"
+			: m->running          ? "computes in fp8 (mpt_fp8)"
+			: m->borrows          ? "borrows its values from another context (mpt_share_module)"
+			: mpt__weight_tied(ctx, m) ? "shares its weight with another layer (mpt_tie)"
+									   : NULL;
+		if (why)
+			return mpt__reject(
+				ctx, STATE, "layer \"%s\" %s", *walk.path ? walk.path : m->cls.name, why);
+	}
+	if (count > 0 || !mpt__ok(ctx)) return mpt__ok(ctx);
+	return mpt__reject(ctx, ARGUMENT,
+		"no linear or attention layer of %s has a path that fits \"%s\"; mpt_summary lists them",
+		found->cls.name, pattern);
+}
+
+/* ==== Putting on, taking off ==== */
+
+/* A layer as it was without its adapters. */
+static void mpt__lora_drop(mpt_context *ctx, mpt__module *module) {
+	while (module->child_count > 0) {
+		const mpt__module_child *last = &module->children[module->child_count - 1];
+		if (mpt__module_slot(ctx, last->slot)->lora != MPT__LORA_ADAPTER) break;
+		mpt__host_text_free(ctx, last->name);
+		mpt__object_free(ctx, MPT__MODULE, last->slot);
+		module->child_count--;
+	}
+	module->lora = MPT__LORA_NONE;
+	if (module->layer == MPT__LAYER_linear) *mpt__run_place(module) = NULL;
+}
+
+/* Children of a layer that still are to get places and values. */
+static void mpt__lora_make(mpt_context *ctx, mpt__module *module, int rank, double scale) {
+	static const char *const names[] = {"lora_A", "lora_B"};
+	const int64_t *dim = module->parameters[0].shape.dim;
+	module->frozen = false;
+	for (int i = 0; i < 2 && mpt__ok(ctx); i++) {
+		mpt__module *child = mpt__layer_new(ctx, "mpt_lora", MPT__LAYER_linear);
+		if (!child) break;
+		const mpt_shape shape = i ? MPT_SHAPE(dim[0], rank) : MPT_SHAPE(rank, dim[1]);
+		mpt_init init = mpt_init_make(i ? MPT_INIT_ZEROS : MPT_INIT_DEFAULT, 0, 0);
+		mpt__add_parameter(ctx, child, "weight", &shape, init, dim[1]);
+		child->lora = MPT__LORA_ADAPTER;
+		child->training = module->training;
+		child->attributes.imm[0] = i ? scale : 0.0;
+		if (!mpt__ok(ctx) || mpt__add_child(ctx, module, names[i], child) != MPT_OK)
+			mpt__object_free(ctx, MPT__MODULE, child->id.slot);
+	}
+	module->frozen = true;
+	module->lora = MPT__LORA_ADAPTED;
+	if (module->layer == MPT__LAYER_linear) *mpt__run_place(module) = mpt__lora_run;
+	if (!mpt__ok(ctx)) mpt__lora_drop(ctx, module); /* one of them may be there */
+}
+
+/* Whether the weights of a module and all below it, adapters apart, are held as they are. */
+static void mpt__lora_hold(mpt_context *ctx, mpt__module *module, bool on) {
+	mpt__walk walk;
+	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk)) {
+		if (module->lora == MPT__LORA_ADAPTER) continue;
+		module->held = on;
+		mpt__parameters_collect(ctx, module, !on && !module->fixed);
+	}
+}
+
+/* Takes the adapters off all layers of a module: those alone that are not in use yet, or all. */
+static void mpt__lora_drop_all(mpt_context *ctx, mpt__module *module, bool used) {
+	mpt__walk walk;
+	ctx->moves++; /* captured steps record anew */
+	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
+		if (module->lora == MPT__LORA_ADAPTED && (used || !mpt__adapter(ctx, module, 1)->frozen))
+			mpt__lora_drop(ctx, module);
+}
+
+mpt_status mpt_lora(mpt_module module, const char *pattern, int rank, double alpha) {
+	mpt_context *ctx = module.context;
+	mpt__module *found = mpt__lora_enter(module, "mpt_lora"), *m;
+	mpt__walk walk;
+	if (!found) return mpt__status_of(ctx);
+	if (!mpt__pattern_good(pattern))
+		return mpt__error(ctx, ARGUMENT, "pattern: expected a path with one '*' at most");
+	if (rank < 1 || !(alpha > 0.0) || !mpt__f64_is_finite(alpha))
+		return mpt__error(
+			ctx, ARGUMENT, "rank %d, alpha %g: expected 1 or more, and above 0", rank, alpha);
+	if (!mpt__lora_check(ctx, found, pattern) ||
+		!mpt__lora_free(ctx, found, false, "call mpt_lora before it is made"))
+		return ctx->base.status;
+	const uint64_t creations = ctx->module_creations; /* later nets have the values that they had */
+	m = mpt__lora_next(&walk, mpt__walk_begin(&walk, ctx, found), pattern);
+	for (; m && mpt__ok(ctx); m = mpt__lora_next(&walk, mpt__walk_next(&walk), pattern))
+		mpt__lora_make(ctx, m, rank, alpha / rank);
+	ctx->module_creations = creations;
+	ctx->moves++;
+	if (mpt__ok(ctx)) mpt__freeze_new(ctx, &walk, mpt__module_root(ctx, found));
+	if (mpt__ok(ctx))
+		mpt__lora_hold(ctx, found, true);
+	else
+		mpt__lora_drop_all(ctx, found, false);
+	return ctx->base.status;
+}
+
+/* ==== Merging ==== */
+
+/* A layer's weight with the product of its adapters added, in fp32, rounded once on its way back;
+   `writes` false: only whether it can hold the result. */
+static void mpt__lora_fold(mpt_context *ctx, const mpt__module *module, bool writes) {
+	const mpt__module *b = mpt__adapter(ctx, module, 1);
+	const mpt__parameter *of = &ctx->parameters[module->parameters[0].parameter - 1];
+	const float limit = (float)mpt__dtype_info[of->tensor->dtype].max_finite;
+	const size_t bytes = (size_t)of->numel * sizeof(float);
+	if (mpt__writing_refused(ctx, of->tensor->storage)) return;
+	mpt__tensor *sum =
+		mpt__tensor_unscoped(ctx, MPT_F32, &of->tensor->shape, MPT_MEMORY_WORKSPACE);
+	if (!sum) return;
+	mpt__launch_copy(ctx, of->tensor, sum, MPT__WRITE);
+	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_GEMM);
+	launch->imm[0] = b->attributes.imm[0];
+	for (int i = 0; i < 2; i++) {
+		const mpt__module *adapter = mpt__adapter(ctx, module, 1 - i);
+		mpt__reads(launch, i, ctx->parameters[adapter->parameters[0].parameter - 1].tensor);
+	}
+	mpt__operand_of(launch, 3, sum, MPT__ACCUMULATE);
+	mpt__submit(ctx, launch);
+	float *values = (float *)mpt__host_new(ctx, bytes);
+	const bool known = values && mpt__read_as(ctx, sum, MPT_F32, values) == MPT_OK;
+	for (int64_t i = 0; known && i < of->numel && mpt__ok(ctx); i++)
+		if (!(values[i] <= limit && values[i] >= -limit))
+			mpt__error(ctx, NUMERIC, "parameter %s: element %lld would become %g, beyond %D",
+				of->path, i, (double)values[i], of->tensor->dtype);
+	if (known && mpt__ok(ctx) && writes) mpt__write_f32(ctx, of->tensor, values);
+	mpt__host_free(ctx, values, bytes);
+	mpt__tensor_drop(ctx, sum);
+}
+
+/* Both calls that end adapters. */
+static mpt_status mpt__lora_end(mpt_module module, const char *call, bool merges) {
+	MPT__PLAIN_FLOATS;
+	mpt_context *ctx = module.context;
+	mpt__module *found = mpt__lora_enter(module, call), *m;
+	mpt__walk walk;
+	bool any = false;
+	if (!found || !mpt__lora_free(ctx, found, true, "mpt_optimizer_destroy it first"))
+		return mpt__status_of(ctx);
+	for (int writes = 0; writes < 2; writes++)
+		for (m = mpt__walk_begin(&walk, ctx, found); m; m = mpt__walk_next(&walk)) {
+			if (m->lora != MPT__LORA_ADAPTED || !mpt__ok(ctx)) continue;
+			any = true;
+			if (merges) mpt__lora_fold(ctx, m, writes);
+		}
+	if (!any && mpt__ok(ctx))
+		mpt__error(ctx, STATE, "the module has no adapters; mpt_lora makes them");
+	if (!mpt__ok(ctx)) return ctx->base.status;
+	mpt__lora_drop_all(ctx, found, true);
+	mpt__lora_hold(ctx, found, false);
+	return ctx->base.status;
+}
+
+mpt_status mpt_lora_merge(mpt_module module) {
+	return mpt__lora_end(module, "mpt_lora_merge", true);
+}
+mpt_status mpt_lora_remove(mpt_module module) {
+	return mpt__lora_end(module, "mpt_lora_remove", false);
+}
+MPT__END_REGION
+
+#endif
+
+/* ----
  * nn/conv.c: layers of images: convolutions, upsampling.
  * ---- */
 
@@ -42913,13 +43323,14 @@ static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attri
 	return mpt__null(ctx);
 }
 
-/* Part i of 3 of the fused projection of x. */
-static mpt_tensor mpt__projected(
-	mpt__spares *spares, mpt_tensor x, mpt_tensor weight, mpt_tensor bias, int64_t width, int i) {
+/* Part i of 3 of the fused projection of x by a layer. */
+static mpt_tensor mpt__projected(mpt__spares *spares, const mpt__module *module, mpt_tensor x,
+	mpt_tensor weight, mpt_tensor bias, int64_t width, int i) {
 	mpt_tensor part = mpt__null(NULL);
 	weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
 	if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
-	return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
+	part = mpt_linear(x, weight, part, MPT_ACTIVATION_NONE);
+	return mpt__spare(spares, mpt__lora_added(x.context, module, x, part, i, 3));
 }
 
 /* The module's attributes: imm[0] base of rotary positions, 0: none; imm[1] dropout; index: causal,
@@ -43035,9 +43446,12 @@ static mpt_status mpt__multi_head_forward(
 	part[3] = n_in == 4 ? in[3] : none;
 	if (cache && !mpt__cache_takes(ctx, cache, mpt__at(ctx, in[0], "input"), n_in == 1))
 		return ctx->base.status;
-	if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
+	if (own) {
+		part[0] = mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE);
+		part[0] = mpt__spare(&spares, mpt__lora_added(ctx, module, in[0], part[0], 0, 1));
+	}
 	for (int i = 0; i < 3 && !own; i++)
-		part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+		part[i] = mpt__projected(&spares, module, in[i], weight, bias, width, i);
 	if (cache || mpt__places(module)) {
 		const mpt_tensor all = part[0];
 		for (int i = 0; i < 3 && own; i++)
@@ -44946,14 +45360,15 @@ static mpt_status mpt__take_module(mpt_context *ctx, mpt__optimizer *optimizer, 
 	const char *path, uint32_t group) {
 	int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
 	if (count < 0) return ctx->base.status;
-	if (count == 0)
-		return mpt__error(
-			ctx, ARGUMENT, "the module has no parameters; an optimizer needs one or more");
-	size_t bytes = (size_t)count * sizeof(uint32_t);
+	size_t bytes = ((size_t)count + 1) * sizeof(uint32_t);
 	uint32_t *list = (uint32_t *)mpt__host_new(ctx, bytes);
 	if (!list) return ctx->base.status;
 	mpt__module_parameters(ctx, module, path, list, count);
-	mpt__take(ctx, optimizer, list, count, group);
+	if (!path) count = mpt__trained_parameters(ctx, list, count);
+	if (count == 0)
+		mpt__error(ctx, ARGUMENT, "the module has no parameters; an optimizer needs one or more");
+	else
+		mpt__take(ctx, optimizer, list, count, group);
 	mpt__host_free(ctx, list, bytes);
 	return ctx->base.status;
 }
@@ -46211,8 +46626,7 @@ uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
 
 mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on) {
 	(void)on;
-	return mpt__absent(
-		optimizer.context, "mpt_update_in_backward", "what saves memory (MPTRAIN_NO_FRUGAL)");
+	return mpt__frugal_missing(optimizer.context, "mpt_update_in_backward");
 }
 
 #else
@@ -48203,11 +48617,12 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
 	const char *path, int64_t group) {
 	const mpt__muon *of = (const mpt__muon *)optimizer->own;
 	const char *first[2] = {NULL, NULL};
-	const int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
-	if (count <= 0) return ctx->base.status;
-	uint32_t *list = (uint32_t *)mpt__host_new(ctx, (size_t)count * sizeof *list);
+	const int64_t all = mpt__module_parameters(ctx, module, path, NULL, 0);
+	if (all <= 0) return ctx->base.status;
+	uint32_t *list = (uint32_t *)mpt__host_new(ctx, (size_t)all * sizeof *list);
 	if (!list) return ctx->base.status;
-	mpt__module_parameters(ctx, module, path, list, count);
+	mpt__module_parameters(ctx, module, path, list, all);
+	const int64_t count = path ? all : mpt__trained_parameters(ctx, list, all);
 	for (int64_t i = 0; i < count; i++) {
 		const mpt__parameter *parameter = &ctx->parameters[list[i]];
 		const mpt__optim_item *item = mpt__item_of(optimizer, list[i]);
@@ -48215,7 +48630,7 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
 			item ? of->groups[item->group].slot != 0 : mpt__muon_takes(ctx, parameter);
 		if (!first[takes]) first[takes] = parameter->path;
 	}
-	mpt__host_free(ctx, list, (size_t)count * sizeof *list);
+	mpt__host_free(ctx, list, (size_t)all * sizeof *list);
 	if (first[0] && first[1])
 		return mpt__error(ctx, ARGUMENT,
 			"Muon updates %s, but AdamW %s; give each kind a group of its own: name the parameters",
@@ -48879,11 +49294,6 @@ static bool mpt__archive_check(mpt__archive *a) {
 	return true;
 }
 
-static mpt__span mpt__span_of(const char *text) {
-	mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
-	return span;
-}
-
 /* The entry of a name among sorted ones, or NULL. */
 static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
 	int64_t low = 0, high = count;
@@ -48919,8 +49329,21 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
 	weight->parts = weight->seen = 0;
 }
 
-/* In the order of the tree, which it freezes; false with an error recorded. */
-static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__weight_asked(ctx, weight, adapters) true
+#else
+/* Whether a weight is asked for: any, or those of adapters alone. */
+static bool mpt__weight_asked(mpt_context *ctx, const mpt__buffer *weight, bool adapters) {
+	const uint32_t parameter = weight->tensor->parameter;
+	return !adapters ||
+		(parameter && mpt__module_slot(ctx, ctx->parameters[parameter - 1].module)->lora ==
+			MPT__LORA_ADAPTER);
+}
+#endif
+
+/* Those that are asked for, in the order of the tree, which it freezes; false with an error
+   recorded. */
+static bool mpt__weights_make(mpt_module module, bool adapters, mpt__weights *weights) {
 	mpt_context *ctx = module.context;
 	mpt__module *found = mpt__module_at(ctx, module);
 	mpt__buffer weight;
@@ -48929,14 +49352,18 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
 	weights->count = 0;
 	if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
 	mpt__walk_begin(&walk, ctx, found);
-	while (mpt__walk_weight(&walk, &weight)) weights->count++;
+	while (mpt__walk_weight(&walk, &weight))
+		weights->count += mpt__weight_asked(ctx, &weight, adapters);
+	if (adapters && weights->count == 0)
+		return mpt__reject(ctx, STATE, "the module has no adapters; mpt_lora makes them");
 	weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
 	if (!weights->rows) weights->count = 0;
 	mpt__walk_begin(&walk, ctx, found);
-	for (int64_t row = 0; row < weights->count; row++) {
+	for (int64_t row = 0; row < weights->count;) {
 		mpt__walk_weight(&walk, &weight);
-		mpt__weight_set(
-			&weights->rows[row], mpt__relative_path(ctx, found, weight.path), weight.tensor);
+		if (mpt__weight_asked(ctx, &weight, adapters))
+			mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, weight.path),
+				weight.tensor);
 	}
 	return mpt__ok(ctx);
 }
@@ -49050,16 +49477,18 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
 	return good;
 }
 
-mpt_status mpt_save(mpt_module module, const char *path) {
+/* `adapters`: of the weights of a module those of its adapters alone. */
+static mpt_status mpt__save_module(
+	mpt_module module, const char *path, const char *call, bool adapters) {
 	MPT__PLAIN_FLOATS;
 	mpt_context *ctx = module.context;
 	mpt__weights weights;
 	mpt__text header = {NULL, 0, 0};
 	mpt__saving saving = {ctx, &weights, &header, NULL};
-	if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
+	if (!mpt__enter(ctx, call) || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
 		return mpt__status_of(ctx);
 	if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-	if (mpt__weights_make(module, &weights)) {
+	if (mpt__weights_make(module, adapters, &weights)) {
 		mpt__weights_sort(&weights);
 		mpt__save_header(&weights, &header);
 		header.size = header.length + 1;
@@ -49077,15 +49506,21 @@ mpt_status mpt_save(mpt_module module, const char *path) {
 	return ctx->base.status;
 }
 
+mpt_status mpt_save(mpt_module module, const char *path) {
+	return mpt__save_module(module, path, "mpt_save", false);
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+mpt_status mpt_lora_save(mpt_module module, const char *path) {
+	return mpt__save_module(module, path, "mpt_lora_save", true);
+}
+#endif
+
 /* ==== Load ==== */
 
 MPT__DEFAULTS(mpt_load_config, config.strict = true;)
 
 enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
-
-static bool mpt__pattern_good(const char *pattern) {
-	return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
-}
 
 static bool mpt__rename_good(const mpt_rename *rule) {
 	return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
@@ -49121,20 +49556,8 @@ static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name)
 	return name.text[n] == '.' ? (int64_t)n + 1 : -1;
 }
 
-/* Whether a name fits a pattern, and the text of its '*'. */
-static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
-	const char *at = strchr(pattern, '*');
-	size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
-	size_t tail = at ? length - head - 1 : 0;
-	if (at ? name.length < head + tail : name.length != length) return false;
-	star->text = name.text + head;
-	star->length = name.length - head - tail;
-	return memcmp(pattern, name.text, head) == 0 &&
-		memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
-}
-
-/* What the rules, each after the one before, make of an entry's name, in one half of `room` or the
-   other; false where that is too long. */
+/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
+   one or the other half of `room`; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
 	uint8_t room[2][MPT__LOAD_NAME]) {
 	int64_t prefix = mpt__prefix_length(config, entry->name);
@@ -49485,7 +49908,7 @@ static mpt_status mpt__load_end(
 	MPT__PLAIN_FLOATS;
 	mpt_load_config defaults = mpt_load_config_default();
 	mpt__weights weights = {NULL, 0};
-	if (good && mpt__weights_make(module, &weights)) {
+	if (good && mpt__weights_make(module, false, &weights)) {
 		int found = mpt__load_weights(&weights, a, config ? config : &defaults);
 		if (loaded) *loaded = found;
 	}
@@ -51283,8 +51706,27 @@ static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *ba
 		sample < 0 ? " and those behind it" : ", counted in the loader's order, are not finite");
 }
 
-/* A batch's loss times its samples; adds up correct answers where it has labels. */
-static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
+#ifndef MPTRAIN_NO_FRUGAL
+/* `count` samples of a batch from number `from` on: views, for the scope that is open. */
+static mpt_batch mpt__fit_part(const mpt_batch *batch, int64_t from, int64_t count) {
+	mpt_batch part = *batch;
+	part.size = count;
+	if (count == batch->size) return part;
+	part.x = mpt_slice(batch->x, 0, from, from + count, 1);
+	if (batch->y.slot) part.y = mpt_slice(batch->y, 0, from, from + count, 1);
+	return part;
+}
+
+/* Samples of the next part of a batch, of which `done` are done. */
+static int64_t mpt__fit_part_size(
+	const mpt_fit_config *config, const mpt_batch *batch, int64_t done) {
+	const int64_t left = batch->size - done;
+	return config->micro_batch > 0 && config->micro_batch < left ? config->micro_batch : left;
+}
+#endif
+
+/* The loss of samples times their number; correct answers are added up where they have labels. */
+static double mpt__evaluate_part(mpt_module net, const mpt_batch *batch,
 	const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
 	mpt_scope_begin(net.context);
 	mpt_autocast_begin(net.context, config->precision);
@@ -51301,6 +51743,24 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
 	mpt_scope_end(net.context);
 	return sum;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__evaluate_batch mpt__evaluate_part
+#else
+/* The same of a batch, whole or in parts. */
+static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
+	const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
+	double sum = 0;
+	for (int64_t done = 0, size; done < batch->size && !mpt_failed(net.context); done += size) {
+		size = mpt__fit_part_size(config, batch, done);
+		mpt_scope_begin(net.context);
+		const mpt_batch part = mpt__fit_part(batch, done, size);
+		sum += mpt__evaluate_part(net, &part, config, correct, labels);
+		mpt_scope_end(net.context);
+	}
+	return sum;
+}
+#endif
 
 /* Begins another epoch where `batches` or more of the open one are taken. */
 static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, int64_t batches) {
@@ -51493,12 +51953,23 @@ static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
 		fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
 }
 
-/* What progress and result say about speed, loss and scale. Waits for nothing, and works after an
-   error, too. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__fit_steps(fit) ((fit)->progress.batches)
+#else
+/* Of an epoch. */
+static int64_t mpt__fit_steps(const mpt__fit *fit) {
+	const int64_t batches = fit->progress.batches;
+	const int64_t group = fit->config->accumulate > 1 ? fit->config->accumulate : 1;
+	return batches / group + (batches % group != 0);
+}
+#endif
+
+/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
+   after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
 	mpt_progress *progress = &fit->progress;
 	const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
-	int64_t left = (int64_t)progress->epochs * progress->batches - steps;
+	int64_t left = (int64_t)progress->epochs * mpt__fit_steps(fit) - steps;
 	progress->loss = mpt__fit_mean(fit);
 	progress->scale = 1.0;
 	if (fit->scaler.slot) {
@@ -51555,19 +52026,72 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
 #endif
 }
 
-static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
+/* Forward and backward of a step, or of a part of it, whose loss counts `share` of the step's and
+   is added to `total`. */
+static void mpt__fit_pass(mpt__fit *fit, const mpt_batch *batch, bool first, double share,
+	const mpt_tensor *total) {
 	mpt_context *ctx = fit->context;
-	bool scaled = fit->scaler.slot != 0;
-	mpt_step_begin(ctx);
 	mpt_autocast_begin(ctx, fit->config->precision);
 	mpt_tensor output = mpt_forward(fit->net, batch->x);
 	mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
 	mpt_autocast_end(ctx);
-	if (fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
+	if (first && fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
 		mpt__fit_check_output(ctx, output);
-	mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
-	mpt_zero_grad(fit->optimizer);
-	mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (total) {
+		if (mpt__ok(ctx) && mpt_get_dtype(loss) != MPT_F32) loss = mpt_cast(loss, MPT_F32);
+		loss = mpt_mul_scalar(mpt_reshape(loss, MPT_SCALAR), share);
+		mpt_no_grad_begin(ctx);
+		mpt_add_(*total, loss);
+		mpt_no_grad_end(ctx);
+	}
+#else
+	(void)share;
+#endif
+	if (!total) mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
+	if (first) mpt_zero_grad(fit->optimizer);
+	mpt_backward(fit->scaler.slot ? mpt_scale_loss(fit->scaler, loss) : loss);
+}
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__fit_passes(fit, batch) (mpt__fit_pass(fit, &(batch), true, 1, NULL), 1)
+#else
+/* All passes of a step, which begins with a batch and may take further ones; returns how many. What
+   is not all of it gives its memory back. */
+static int64_t mpt__fit_passes(mpt__fit *fit, mpt_batch batch) {
+	mpt_context *ctx = fit->context;
+	const mpt_fit_config *config = fit->config;
+	const mpt__loader *loader = mpt__loader_at(ctx, fit->train);
+	int64_t samples = batch.size, batches = 1;
+	while (loader && batches < config->accumulate && batch.index + batches < loader->batches)
+		samples += mpt__batch_size(loader, batch.index + batches++);
+	bool first = true;
+	const bool whole = batches == 1 && mpt__fit_part_size(config, &batch, 0) == batch.size;
+	const mpt_tensor total = whole ? mpt__null(NULL) : mpt_zeros(ctx, MPT_F32, MPT_SCALAR);
+	int64_t taken = 0;
+	for (; taken < batches && mpt__ok(ctx); taken++) {
+		if (taken > 0 && !mpt_loader_next(fit->train, &batch)) break;
+		for (int64_t done = 0, size; done < batch.size && mpt__ok(ctx); done += size) {
+			size = mpt__fit_part_size(config, &batch, done);
+			if (!whole) mpt_scope_begin(ctx);
+			const mpt_batch part = mpt__fit_part(&batch, done, size);
+			mpt__fit_pass(fit, &part, first, (double)size / (double)samples,
+				whole ? NULL : &total);
+			if (!whole) mpt_scope_end(ctx);
+			first = false;
+		}
+	}
+	if (!whole) mpt_metric_push(ctx, MPT__FIT_METRIC, total);
+	return taken;
+}
+#endif
+
+/* Returns how many batches it took. */
+static int64_t mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
+	mpt_context *ctx = fit->context;
+	bool scaled = fit->scaler.slot != 0;
+	mpt_step_begin(ctx);
+	const int64_t taken = mpt__fit_passes(fit, *batch);
 	const bool clips = fit->config->clip_norm > 0.0;
 	if (scaled && (clips || fit->config->grad_norm)) mpt_unscale(fit->scaler, fit->optimizer);
 	if (clips)
@@ -51581,6 +52105,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
 		mpt_step(fit->optimizer);
 	}
 	mpt_step_end(ctx);
+	return taken;
 }
 
 /* Writes a checkpoint if due: each save_every steps, or, with 0, behind each epoch. */
@@ -51614,10 +52139,10 @@ static void mpt__fit_batches(mpt__fit *fit) {
 	fit->under_way = true;
 	while (!fit->stop && !mpt__fit_interrupted(fit) && mpt_loader_next(fit->train, &batch)) {
 		fit->progress.seconds_waited = loader->seconds_waited - fit->others;
-		mpt__fit_step(fit, &batch);
+		const int64_t taken = mpt__fit_step(fit, &batch);
 		if (mpt_failed(fit->context)) return;
 		fit->result.steps++;
-		fit->progress.batch++;
+		fit->progress.batch += taken;
 		if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
 		fit->trained += mpt__fit_now(fit) - before;
 		mpt__fit_tell(fit, false);
@@ -51804,6 +52329,14 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
 		mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
 	else if (config->save_every < 0)
 		mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more", config->save_every);
+#ifdef MPTRAIN_NO_FRUGAL
+	else if ((config->accumulate | config->micro_batch) != 0)
+		mpt__error(ctx, UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
+#else
+	else if (config->accumulate < 0 || config->micro_batch < 0)
+		mpt__error(ctx, ARGUMENT, "accumulate is %lld, micro_batch %lld; 0 or more",
+			config->accumulate, config->micro_batch);
+#endif
 	else if (config->patience > 0 && !config->validation.context)
 		mpt__error(
 			ctx, ARGUMENT, "patience counts validation losses: set config.validation to a loader");
@@ -53510,7 +54043,7 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
 		mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
 #ifdef MPTRAIN_NO_FRUGAL
 	} else if (config->dry) {
-		mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without dry runs (MPTRAIN_NO_FRUGAL)");
+		mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
 #endif
 	} else if (config->device_index < 0) {
 		mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
@@ -53895,7 +54428,8 @@ MPT__END_FLOAT_CONTROL
 	hash grids; one copy of the weights for several threads; CUDA kernels of your own in ops;
 	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
-	that a training takes; updates inside backward.
+	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
+	of several batches, or of parts of one.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.

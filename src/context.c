@@ -45,7 +45,7 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device %d is none of mpt_device", (int)config->device);
 #ifdef MPTRAIN_NO_FRUGAL
     } else if (config->dry) {
-        mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without dry runs (MPTRAIN_NO_FRUGAL)");
+        mpt__fail(base, MPT_ERROR_UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
 #endif
     } else if (config->device_index < 0) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",

@@ -158,6 +158,7 @@ MPT__BEGIN_COLD
 #include "nn/query.c"
 #include "nn/hooks.c"
 #include "nn/share.c"
+#include "nn/lora.c"
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"

@@ -898,6 +898,27 @@ TEST(files_fine_tuning) {
     mpt_destroy(ctx);
 }
 
+/* ==== Files: fine-tuning in little memory: adapters alone are trained, kept in a file of their
+   own, and in the end added to the weights */
+TEST(files_adapters) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = classifier(ctx, 4);
+    mpt_lora(net, "*", 2, 4); /* all linear layers, of rank 2, times 4 / 2 */
+    mpt_optimizer opt = mpt_adamw(net, NULL); /* has states for the adapters alone */
+    train_some(ctx, net, opt);
+    mpt_lora_save(net, test_tmp_path("adapters.safetensors"));
+    mpt_optimizer_destroy(opt);
+    mpt_lora_remove(net); /* the net is as it was before, to the bit */
+    mpt_lora(net, "*", 2, 4);
+    mpt_load_config config = mpt_load_config_default();
+    config.strict = false; /* the file has no other weights */
+    int loaded = 0;
+    mpt_load(net, test_tmp_path("adapters.safetensors"), &config, &loaded);
+    mpt_lora_merge(net); /* an ordinary net, which gives what the adapted one gave */
+    CHECK(loaded == 4 && mpt_parameter_count(net) == 4 && !mpt_failed(ctx));
+    mpt_destroy(ctx);
+}
+
 /* ==== Metrics, inspection: a mean without waiting, what a net consists of, its weights */
 TEST(metrics_inspection) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1397,6 +1418,9 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),
               T_UNLESS(MPTRAIN_NO_FILES, files),
               T_UNLESS(MPTRAIN_NO_FILES, files_fine_tuning),
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_FRUGAL)
+              T(files_adapters),
+#endif
               T_UNLESS(MPTRAIN_NO_RESUME, whole_trainings),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
               T_UNLESS(MPTRAIN_NO_WATCHERS, metrics_profile),

@@ -404,6 +404,14 @@ TEST(files) {
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, NULL));
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, ""));
     CASE(mpt_save, MPT_ERROR_IO, "no/such/place/file", mpt_save(f.net, "no/such/place/file"));
+#ifdef MPTRAIN_NO_FRUGAL
+    CASE(mpt_lora_save, MPT_ERROR_UNSUPPORTED, "built without adapters",
+         mpt_lora_save(f.net, "unused"));
+#else
+    MODULE(mpt_lora_save, mpt_lora_save(h_, "unused"));
+    CASE(mpt_lora_save, ARGUMENT, "path is empty", mpt_lora_save(f.net, NULL));
+    CASE(mpt_lora_save, STATE, "the module has no adapters", mpt_lora_save(f.net, "unused"));
+#endif
     MODULE(mpt_load, mpt_load(h_, "unused", NULL, NULL));
     CASE(mpt_load, ARGUMENT, "path is empty", mpt_load(f.net, NULL, &l, &loaded));
     LOAD_RULE("", "x", 0, 0,

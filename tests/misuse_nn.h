@@ -274,6 +274,23 @@ TEST(module_trees) {
          mpt_cast_fp8(f.x, MPT_F32, true));
     CASE(mpt_cast_fp8, BAD_HANDLE, "null handle", mpt_cast_fp8(f.none, MPT_F8E4M3, true));
 #endif
+#ifdef MPTRAIN_NO_FRUGAL
+    CASE(mpt_lora, MPT_ERROR_UNSUPPORTED, "built without adapters", mpt_lora(f.net, "*", 1, 1));
+    CASE(mpt_lora_merge, MPT_ERROR_UNSUPPORTED, "built without adapters", mpt_lora_merge(f.net));
+    CASE(mpt_lora_remove, MPT_ERROR_UNSUPPORTED, "built without adapters", mpt_lora_remove(f.net));
+#else
+    MODULE(mpt_lora, mpt_lora(h_, "*", 1, 1));
+    MODULE(mpt_lora_merge, mpt_lora_merge(h_));
+    MODULE(mpt_lora_remove, mpt_lora_remove(h_));
+    CASE(mpt_lora, ARGUMENT, "a path with one '*' at most", mpt_lora(f.net, NULL, 1, 1));
+    CASE(mpt_lora, ARGUMENT, "a path with one '*' at most", mpt_lora(f.net, "**", 1, 1));
+    CASE(mpt_lora, ARGUMENT, "rank 0, alpha 1: expected 1 or more", mpt_lora(f.net, "*", 0, 1));
+    CASE(mpt_lora, ARGUMENT, "alpha -1: expected", mpt_lora(f.net, "*", 1, -1));
+    CASE(mpt_lora, ARGUMENT, "no linear or attention layer", mpt_lora(f.net, "nowhere.*", 1, 1));
+    CASE(mpt_lora, STATE, "call mpt_lora before it is made", mpt_lora(f.t.net, "*", 1, 1));
+    CASE(mpt_lora_merge, STATE, "has no adapters; mpt_lora makes", mpt_lora_merge(f.net));
+    CASE(mpt_lora_remove, STATE, "has no adapters; mpt_lora makes", mpt_lora_remove(f.net));
+#endif
     MODULE(mpt_set_dtype_policy, mpt_set_dtype_policy(h_, MPT_F32));
     CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
 #ifdef MPTRAIN_NO_FRUGAL

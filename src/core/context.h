@@ -212,6 +212,7 @@ typedef struct mpt__record {
 } mpt__record;
 
 #ifdef MPTRAIN_NO_FRUGAL
+#define MPT__NOT_FRUGAL "what saves memory (MPTRAIN_NO_FRUGAL)"
 #define mpt__in_region(ctx) false
 #define mpt__was_region(record) false
 #define mpt__runs_again(ctx) false

@@ -13,6 +13,12 @@ static MPT__COLD MPT__UNUSED mpt_status mpt__absent(
     return mpt__status_of(ctx);
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+static mpt_status mpt__frugal_missing(mpt_context *ctx, const char *call) {
+    return mpt__absent(ctx, call, MPT__NOT_FRUGAL);
+}
+#endif
+
 /* ==== Scopes and steps ==== */
 
 mpt_status mpt_scope_begin(mpt_context *ctx) {

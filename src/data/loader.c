@@ -696,8 +696,7 @@ static bool mpt__loader_check(
             target, config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(ctx, UNSUPPORTED,
-            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
-            "0 loads on the calling thread",
+            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); expected 0",
             config->workers);
     return true;
 }

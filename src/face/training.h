@@ -192,6 +192,26 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
    large becomes the largest finite number, as in mpt_cast and CUDA's satfinite; else it becomes NaN
    (E4M3) or infinity (E5M2). PyTorch's casts saturate in E4M3 alone. Without history. */
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate);
+/* LoRA (arXiv:2106.09685): adapters for linear layers, and for in_proj_weight of attention layers,
+   whose path below `module` fits `pattern`, where one '*' stands for any text: "*" for all of them,
+   "blocks.*", "*.out_proj". Such a layer gives x W^T + bias + alpha / rank * (x A^T) B^T; its two
+   children "lora_A" [rank, in], drawn as a linear layer's weight is (Kaiming uniform, a = sqrt 5),
+   and "lora_B" [out, rank], zeros, have a "weight" each, as in files of peft: at first it gives
+   what it gave. An activation behind it is no part of its launch. All other parameters of `module`
+   get no gradients from now on, their layers keep nothing for them, and an optimizer made of a
+   module leaves them out; each part is in the mode that it is in, and mpt_freeze(part, false)
+   trains it in full. A layer that stands in several places has one pair of adapters. Weights are
+   loaded before, or with strict = false. An error, which changes nothing: that no layer fits, a
+   rank below 1, an alpha that is not above 0, a layer that is adapted already, computes in fp8, or
+   whose weight is tied or borrowed, and an optimizer that has a parameter of `module` besides those
+   of adapters. Averages are made behind it. */
+MPTRAIN_API mpt_status mpt_lora(mpt_module module, const char *pattern, int rank, double alpha);
+/* Ends all adapters below `module`, so that it is trained in full again, but for what mpt_freeze
+   says: merge adds alpha / rank * B A to their weights, in fp32, rounded once to halves; remove
+   does not. An optimizer that has them is destroyed before. A weight that would not be finite in
+   its dtype is an error that names it, and nothing changes. */
+MPTRAIN_API mpt_status mpt_lora_merge(mpt_module module);
+MPTRAIN_API mpt_status mpt_lora_remove(mpt_module module);
 /* Inside autocast, this module and its children run in `dtype`. MPT_F32: casting is off, and what
    comes in half meets the fp32 weights in fp32. */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
@@ -814,6 +834,10 @@ MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all; rights of one that is there,
    and links to it, stay. */
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
+/* The same of the adapters of mpt_lora alone. mpt_load with strict = false reads it into a net that
+   has adapters on the same layers, and one of peft with prefix = "base_model.model"; rank and alpha
+   are not in it. */
+MPTRAIN_API mpt_status mpt_lora_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
    dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
    place are an error; a parameter that lacks a part is missing. What a load that is not strict
@@ -991,6 +1015,13 @@ typedef struct mpt_fit_config {
                                 Weights of restore_weights are in its files */
     int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
     bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
+    int64_t accumulate;      /* 0, as 1: each batch is a step; else one is made of the gradients of
+                                so many, of the last ones of an epoch also of fewer */
+    int64_t micro_batch;     /* 0: a batch goes through the net as a whole; else so many samples of
+                                it at a time, in the memory that these take; validation, too */
+    /* Either way a step is that of one large batch, where the loss is a mean over samples, but for
+       roundings of sums (some 1e-6 in fp32), draws of dropout, and statistics of batch norm, which
+       are those of each part. A part that overflows skips the step. */
 } mpt_fit_config;
 /* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
    of the epoch under way, or NaN where there is none. */

@@ -468,7 +468,7 @@ static bool mpt__io_absent(const mpt__base *base) {
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
     if (!base->io.open)
-        return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
+        return "this build has no files: set config.io";
 #else
     static MPT__THREAD_LOCAL char other[48];
     size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];

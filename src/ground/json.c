@@ -196,4 +196,29 @@ static bool mpt__span_is(mpt__span span, const char *text) {
     return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
 }
 
+static mpt__span mpt__span_of(const char *text) {
+    mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    return span;
+}
+
+/* ==== Patterns ====
+ *
+ * Names in which one '*' at most stands for any text, also none or with dots. */
+
+static bool mpt__pattern_good(const char *pattern) {
+    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
+
+/* Whether a name fits a pattern, and the text that its '*' stands for. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+    const char *at = strchr(pattern, '*');
+    size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    size_t tail = at ? length - head - 1 : 0;
+    if (at ? name.length < head + tail : name.length != length) return false;
+    star->text = name.text + head;
+    star->length = name.length - head - tail;
+    return memcmp(pattern, name.text, head) == 0 &&
+        memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+}
+
 #endif

@@ -40,13 +40,14 @@ static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attri
     return mpt__null(ctx);
 }
 
-/* Part i of 3 of the fused projection of x. */
-static mpt_tensor mpt__projected(
-    mpt__spares *spares, mpt_tensor x, mpt_tensor weight, mpt_tensor bias, int64_t width, int i) {
+/* Part i of 3 of the fused projection of x by a layer. */
+static mpt_tensor mpt__projected(mpt__spares *spares, const mpt__module *module, mpt_tensor x,
+    mpt_tensor weight, mpt_tensor bias, int64_t width, int i) {
     mpt_tensor part = mpt__null(NULL);
     weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
     if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
-    return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
+    part = mpt_linear(x, weight, part, MPT_ACTIVATION_NONE);
+    return mpt__spare(spares, mpt__lora_added(x.context, module, x, part, i, 3));
 }
 
 /* The module's attributes: imm[0] base of rotary positions, 0: none; imm[1] dropout; index: causal,
@@ -162,9 +163,12 @@ static mpt_status mpt__multi_head_forward(
     part[3] = n_in == 4 ? in[3] : none;
     if (cache && !mpt__cache_takes(ctx, cache, mpt__at(ctx, in[0], "input"), n_in == 1))
         return ctx->base.status;
-    if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
+    if (own) {
+        part[0] = mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE);
+        part[0] = mpt__spare(&spares, mpt__lora_added(ctx, module, in[0], part[0], 0, 1));
+    }
     for (int i = 0; i < 3 && !own; i++)
-        part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+        part[i] = mpt__projected(&spares, module, in[i], weight, bias, width, i);
     if (cache || mpt__places(module)) {
         const mpt_tensor all = part[0];
         for (int i = 0; i < 3 && own; i++)

@@ -4,7 +4,7 @@
 #ifndef MPT__NN_CONV_INCLUDED
 #define MPT__NN_CONV_INCLUDED
 
-#include "nn/hooks.c"
+#include "nn/lora.c"
 
 /* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
    into groups. */

@@ -144,6 +144,9 @@ typedef struct {
 #define mpt__hooks_of(module) ((module)->hooks)
 #endif
 
+/* Of adapters, see nn/lora.c. */
+typedef enum { MPT__LORA_NONE, MPT__LORA_ADAPTED, MPT__LORA_ADAPTER } mpt__lora;
+
 struct mpt__module {
     mpt__id id;
     mpt_module_class cls;
@@ -163,6 +166,8 @@ struct mpt__module {
     bool borrows;          /* mpt_share_module */
     uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
     bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
+    bool held;             /* mpt_lora: weights get no gradients, and optimizers leave them out */
+    uint8_t lora;          /* mpt__lora */
     uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;         /* index in ctx->paths, once frozen */
     uint64_t path_hash;

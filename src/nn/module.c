@@ -611,12 +611,19 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
     return walk->context->base.status;
 }
 
-/* Paths and places for all modules and parameters of a tree. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__placed_before(module) false
+#else
+#define mpt__placed_before(module) ((module)->frozen)
+#endif
+
+/* Paths and places for all modules and parameters of a tree that have none. */
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *ctx = walk->context;
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-    mpt__module *module;
-    MPT__EACH_MODULE(module, walk, ctx, root) {
+    mpt__module *module = mpt__walk_begin(walk, ctx, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        if (mpt__placed_before(module)) continue;
         root->watched |= mpt__looked_at(module);
         module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
         if (!module->path) return ctx->base.status;
@@ -660,7 +667,8 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     mpt__module_parameter *row;
     mpt__walk_begin(walk, ctx, root);
     while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL)
-        if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
+        if (!mpt__placed_before(walk->module) &&
+            mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
     const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
     for (; module; module = mpt__walk_next(walk))
@@ -668,7 +676,24 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     return ctx->base.status;
 }
 
-/* Gives a tree's parameters their places and values, all or none. */
+/* Gives parameters of a tree that have none their places and values; all or nothing. */
+static mpt_status mpt__freeze_new(mpt_context *ctx, mpt__walk *walk, mpt__module *root) {
+    uint32_t block = mpt__block_new(ctx, MPT_F32);
+    if (block == UINT32_MAX) return ctx->base.status;
+    bool good = mpt__freeze_places(walk, root, block) == MPT_OK &&
+        mpt__freeze_values(walk, root, block) == MPT_OK;
+    mpt__module *module = mpt__walk_begin(walk, ctx, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        if (mpt__placed_before(module)) continue;
+        module->frozen = good;
+        for (int64_t i = 0; i < module->parameter_count && !good; i++)
+            mpt__parameter_drop(ctx, &module->parameters[i]);
+    }
+    if (ctx->blocks[block].parameters == 0) mpt__block_free(ctx, &ctx->blocks[block]);
+    return ctx->base.status;
+}
+
+/* The same for a tree that is not in use yet. */
 static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     mpt__module *root = mpt__module_root(ctx, module);
     if (root->frozen) return MPT_OK;
@@ -680,18 +705,8 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
                 walk.path);
     }
     if (!mpt__ok(ctx)) return ctx->base.status;
-    uint32_t block = mpt__block_new(ctx, MPT_F32);
-    if (block == UINT32_MAX) return ctx->base.status;
     mpt__number(ctx, root);
-    bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
-        mpt__freeze_values(&walk, root, block) == MPT_OK;
-    MPT__EACH_MODULE(module, &walk, ctx, root) {
-        module->frozen = good;
-        for (int64_t i = 0; i < module->parameter_count && !good; i++)
-            mpt__parameter_drop(ctx, &module->parameters[i]);
-    }
-    if (ctx->blocks[block].parameters == 0) mpt__block_free(ctx, &ctx->blocks[block]);
-    return ctx->base.status;
+    return mpt__freeze_new(ctx, &walk, root);
 }
 
 MPT__END_REGION
@@ -990,15 +1005,12 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
 #ifdef MPTRAIN_NO_FRUGAL
 
 MPT__BEGIN_ABSENT
-static mpt_status mpt__frugal_missing(mpt_context *ctx) {
-    return mpt__absent(ctx, "mpt_recompute", "it (MPTRAIN_NO_FRUGAL)");
-}
 mpt_status mpt_recompute_module(mpt_module module, int parts) {
-    return mpt__frugal_missing(module.context);
+    return mpt__frugal_missing(module.context, "mpt_recompute");
 }
 mpt_status mpt_recompute_call(mpt_context *ctx, mpt_recompute_fn fn, void *user,
     const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
-    return mpt__frugal_missing(ctx);
+    return mpt__frugal_missing(ctx, "mpt_recompute");
 }
 bool mpt_is_recomputing(mpt_context *ctx) { return false; }
 MPT__END_ABSENT

@@ -102,7 +102,21 @@ static int64_t mpt__module_parameters(
     return count;
 }
 
-/* Counts elements, or tensors, without freezing the tree; -1 on error. */
+/* How many of a list of all parameters of a module an optimizer takes: those that mpt_lora does not
+   hold, which are put first. */
+static int64_t mpt__trained_parameters(mpt_context *ctx, uint32_t *list, int64_t count) {
+#ifndef MPTRAIN_NO_FRUGAL
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (!mpt__module_slot(ctx, ctx->parameters[list[i]].module)->held) list[kept++] = list[i];
+    count = kept;
+#else
+    (void)ctx, (void)list;
+#endif
+    return count;
+}
+
+/* Counts without freezing the tree: elements, or tensors; -1 on error. */
 static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return -1;
@@ -247,6 +261,9 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
     MPT__EACH_MODULE(found, &walk, ctx, found) {
         if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
         found->fixed = on;
+#ifndef MPTRAIN_NO_FRUGAL
+        if (!on) found->held = false;
+#endif
         if (found->frozen) mpt__parameters_collect(ctx, found, !on);
     }
     return ctx->base.status;

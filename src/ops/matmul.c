@@ -195,13 +195,26 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
     return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
+#define mpt__linear_kept(frame) true
+#else
+/* Only the gradient of the weight needs x. */
+#define mpt__linear_keep(frame) \
+    ((frame)->in[1]->flags & MPT__REQUIRES_GRAD ? mpt__save(frame, (frame)->in[0]) \
+                                                : mpt__save_none(frame))
+#define mpt__linear_kept(frame) ((frame)->saved[0] != NULL)
+
+static MPT__NOINLINE void mpt__save_none(mpt__frame *frame) { mpt__save(frame, NULL); }
+#endif
+
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt_activation activation = (mpt_activation)frame->attributes->activation;
     const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
     mpt__source w;
     if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
-    mpt__save(frame, frame->in[0]);
+    mpt__linear_keep(frame);
     mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
@@ -259,7 +272,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         mpt__operand_rows(launch, 3, dx, false, access);
         mpt__submit(ctx, launch);
     }
-    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+    const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
         if (!x) return ctx->base.status;

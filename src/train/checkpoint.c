@@ -8,7 +8,7 @@
 #ifndef MPT__TRAIN_CHECKPOINT_INCLUDED
 #define MPT__TRAIN_CHECKPOINT_INCLUDED
 
-#include "nn/query.c"
+#include "nn/lora.c"
 #include "data/dataset.c"
 #include "data/writer.c"
 
@@ -238,11 +238,6 @@ static bool mpt__archive_check(mpt__archive *a) {
     return true;
 }
 
-static mpt__span mpt__span_of(const char *text) {
-    mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
-    return span;
-}
-
 /* The entry of a name among sorted ones, or NULL. */
 static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
     int64_t low = 0, high = count;
@@ -278,8 +273,21 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
     weight->parts = weight->seen = 0;
 }
 
-/* In the order of the tree, which it freezes; false with an error recorded. */
-static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__weight_asked(ctx, weight, adapters) true
+#else
+/* Whether a weight is asked for: any, or those of adapters alone. */
+static bool mpt__weight_asked(mpt_context *ctx, const mpt__buffer *weight, bool adapters) {
+    const uint32_t parameter = weight->tensor->parameter;
+    return !adapters ||
+        (parameter && mpt__module_slot(ctx, ctx->parameters[parameter - 1].module)->lora ==
+            MPT__LORA_ADAPTER);
+}
+#endif
+
+/* Those that are asked for, in the order of the tree, which it freezes; false with an error
+   recorded. */
+static bool mpt__weights_make(mpt_module module, bool adapters, mpt__weights *weights) {
     mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_at(ctx, module);
     mpt__buffer weight;
@@ -288,14 +296,18 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     weights->count = 0;
     if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_weight(&walk, &weight)) weights->count++;
+    while (mpt__walk_weight(&walk, &weight))
+        weights->count += mpt__weight_asked(ctx, &weight, adapters);
+    if (adapters && weights->count == 0)
+        return mpt__reject(ctx, STATE, "the module has no adapters; mpt_lora makes them");
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
     if (!weights->rows) weights->count = 0;
     mpt__walk_begin(&walk, ctx, found);
-    for (int64_t row = 0; row < weights->count; row++) {
+    for (int64_t row = 0; row < weights->count;) {
         mpt__walk_weight(&walk, &weight);
-        mpt__weight_set(
-            &weights->rows[row], mpt__relative_path(ctx, found, weight.path), weight.tensor);
+        if (mpt__weight_asked(ctx, &weight, adapters))
+            mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, weight.path),
+                weight.tensor);
     }
     return mpt__ok(ctx);
 }
@@ -409,16 +421,18 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
     return good;
 }
 
-mpt_status mpt_save(mpt_module module, const char *path) {
+/* `adapters`: of the weights of a module those of its adapters alone. */
+static mpt_status mpt__save_module(
+    mpt_module module, const char *path, const char *call, bool adapters) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
     mpt__saving saving = {ctx, &weights, &header, NULL};
-    if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
+    if (!mpt__enter(ctx, call) || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    if (mpt__weights_make(module, &weights)) {
+    if (mpt__weights_make(module, adapters, &weights)) {
         mpt__weights_sort(&weights);
         mpt__save_header(&weights, &header);
         header.size = header.length + 1;
@@ -436,15 +450,21 @@ mpt_status mpt_save(mpt_module module, const char *path) {
     return ctx->base.status;
 }
 
+mpt_status mpt_save(mpt_module module, const char *path) {
+    return mpt__save_module(module, path, "mpt_save", false);
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+mpt_status mpt_lora_save(mpt_module module, const char *path) {
+    return mpt__save_module(module, path, "mpt_lora_save", true);
+}
+#endif
+
 /* ==== Load ==== */
 
 MPT__DEFAULTS(mpt_load_config, config.strict = true;)
 
 enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
-
-static bool mpt__pattern_good(const char *pattern) {
-    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
-}
 
 static bool mpt__rename_good(const mpt_rename *rule) {
     return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
@@ -480,20 +500,8 @@ static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name)
     return name.text[n] == '.' ? (int64_t)n + 1 : -1;
 }
 
-/* Whether a name fits a pattern, and the text of its '*'. */
-static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
-    const char *at = strchr(pattern, '*');
-    size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
-    size_t tail = at ? length - head - 1 : 0;
-    if (at ? name.length < head + tail : name.length != length) return false;
-    star->text = name.text + head;
-    star->length = name.length - head - tail;
-    return memcmp(pattern, name.text, head) == 0 &&
-        memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
-}
-
-/* What the rules, each after the one before, make of an entry's name, in one half of `room` or the
-   other; false where that is too long. */
+/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
+   one or the other half of `room`; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
     uint8_t room[2][MPT__LOAD_NAME]) {
     int64_t prefix = mpt__prefix_length(config, entry->name);
@@ -844,7 +852,7 @@ static mpt_status mpt__load_end(
     MPT__PLAIN_FLOATS;
     mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
-    if (good && mpt__weights_make(module, &weights)) {
+    if (good && mpt__weights_make(module, false, &weights)) {
         int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
     }

@@ -119,8 +119,27 @@ static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *ba
         sample < 0 ? " and those behind it" : ", counted in the loader's order, are not finite");
 }
 
-/* A batch's loss times its samples; adds up correct answers where it has labels. */
-static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
+#ifndef MPTRAIN_NO_FRUGAL
+/* `count` samples of a batch from number `from` on: views, for the scope that is open. */
+static mpt_batch mpt__fit_part(const mpt_batch *batch, int64_t from, int64_t count) {
+    mpt_batch part = *batch;
+    part.size = count;
+    if (count == batch->size) return part;
+    part.x = mpt_slice(batch->x, 0, from, from + count, 1);
+    if (batch->y.slot) part.y = mpt_slice(batch->y, 0, from, from + count, 1);
+    return part;
+}
+
+/* Samples of the next part of a batch, of which `done` are done. */
+static int64_t mpt__fit_part_size(
+    const mpt_fit_config *config, const mpt_batch *batch, int64_t done) {
+    const int64_t left = batch->size - done;
+    return config->micro_batch > 0 && config->micro_batch < left ? config->micro_batch : left;
+}
+#endif
+
+/* The loss of samples times their number; correct answers are added up where they have labels. */
+static double mpt__evaluate_part(mpt_module net, const mpt_batch *batch,
     const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
     mpt_scope_begin(net.context);
     mpt_autocast_begin(net.context, config->precision);
@@ -137,6 +156,24 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
     mpt_scope_end(net.context);
     return sum;
 }
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__evaluate_batch mpt__evaluate_part
+#else
+/* The same of a batch, whole or in parts. */
+static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
+    const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
+    double sum = 0;
+    for (int64_t done = 0, size; done < batch->size && !mpt_failed(net.context); done += size) {
+        size = mpt__fit_part_size(config, batch, done);
+        mpt_scope_begin(net.context);
+        const mpt_batch part = mpt__fit_part(batch, done, size);
+        sum += mpt__evaluate_part(net, &part, config, correct, labels);
+        mpt_scope_end(net.context);
+    }
+    return sum;
+}
+#endif
 
 /* Begins another epoch where `batches` or more of the open one are taken. */
 static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, int64_t batches) {
@@ -329,12 +366,23 @@ static void mpt__fit_look_at_optimizer(mpt__fit *fit) {
         fit->progress.grad_norm = ctx->scalars[optimizer->slot[MPT__OPTIM_NORM]].f;
 }
 
-/* What progress and result say about speed, loss and scale. Waits for nothing, and works after an
-   error, too. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__fit_steps(fit) ((fit)->progress.batches)
+#else
+/* Of an epoch. */
+static int64_t mpt__fit_steps(const mpt__fit *fit) {
+    const int64_t batches = fit->progress.batches;
+    const int64_t group = fit->config->accumulate > 1 ? fit->config->accumulate : 1;
+    return batches / group + (batches % group != 0);
+}
+#endif
+
+/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
+   after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
     const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
-    int64_t left = (int64_t)progress->epochs * progress->batches - steps;
+    int64_t left = (int64_t)progress->epochs * mpt__fit_steps(fit) - steps;
     progress->loss = mpt__fit_mean(fit);
     progress->scale = 1.0;
     if (fit->scaler.slot) {
@@ -391,19 +439,72 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
 #endif
 }
 
-static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
+/* Forward and backward of a step, or of a part of it, whose loss counts `share` of the step's and
+   is added to `total`. */
+static void mpt__fit_pass(mpt__fit *fit, const mpt_batch *batch, bool first, double share,
+    const mpt_tensor *total) {
     mpt_context *ctx = fit->context;
-    bool scaled = fit->scaler.slot != 0;
-    mpt_step_begin(ctx);
     mpt_autocast_begin(ctx, fit->config->precision);
     mpt_tensor output = mpt_forward(fit->net, batch->x);
     mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
     mpt_autocast_end(ctx);
-    if (fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
+    if (first && fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
         mpt__fit_check_output(ctx, output);
-    mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
-    mpt_zero_grad(fit->optimizer);
-    mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (total) {
+        if (mpt__ok(ctx) && mpt_get_dtype(loss) != MPT_F32) loss = mpt_cast(loss, MPT_F32);
+        loss = mpt_mul_scalar(mpt_reshape(loss, MPT_SCALAR), share);
+        mpt_no_grad_begin(ctx);
+        mpt_add_(*total, loss);
+        mpt_no_grad_end(ctx);
+    }
+#else
+    (void)share;
+#endif
+    if (!total) mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
+    if (first) mpt_zero_grad(fit->optimizer);
+    mpt_backward(fit->scaler.slot ? mpt_scale_loss(fit->scaler, loss) : loss);
+}
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__fit_passes(fit, batch) (mpt__fit_pass(fit, &(batch), true, 1, NULL), 1)
+#else
+/* All passes of a step, which begins with a batch and may take further ones; returns how many. What
+   is not all of it gives its memory back. */
+static int64_t mpt__fit_passes(mpt__fit *fit, mpt_batch batch) {
+    mpt_context *ctx = fit->context;
+    const mpt_fit_config *config = fit->config;
+    const mpt__loader *loader = mpt__loader_at(ctx, fit->train);
+    int64_t samples = batch.size, batches = 1;
+    while (loader && batches < config->accumulate && batch.index + batches < loader->batches)
+        samples += mpt__batch_size(loader, batch.index + batches++);
+    bool first = true;
+    const bool whole = batches == 1 && mpt__fit_part_size(config, &batch, 0) == batch.size;
+    const mpt_tensor total = whole ? mpt__null(NULL) : mpt_zeros(ctx, MPT_F32, MPT_SCALAR);
+    int64_t taken = 0;
+    for (; taken < batches && mpt__ok(ctx); taken++) {
+        if (taken > 0 && !mpt_loader_next(fit->train, &batch)) break;
+        for (int64_t done = 0, size; done < batch.size && mpt__ok(ctx); done += size) {
+            size = mpt__fit_part_size(config, &batch, done);
+            if (!whole) mpt_scope_begin(ctx);
+            const mpt_batch part = mpt__fit_part(&batch, done, size);
+            mpt__fit_pass(fit, &part, first, (double)size / (double)samples,
+                whole ? NULL : &total);
+            if (!whole) mpt_scope_end(ctx);
+            first = false;
+        }
+    }
+    if (!whole) mpt_metric_push(ctx, MPT__FIT_METRIC, total);
+    return taken;
+}
+#endif
+
+/* Returns how many batches it took. */
+static int64_t mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
+    mpt_context *ctx = fit->context;
+    bool scaled = fit->scaler.slot != 0;
+    mpt_step_begin(ctx);
+    const int64_t taken = mpt__fit_passes(fit, *batch);
     const bool clips = fit->config->clip_norm > 0.0;
     if (scaled && (clips || fit->config->grad_norm)) mpt_unscale(fit->scaler, fit->optimizer);
     if (clips)
@@ -417,6 +518,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
         mpt_step(fit->optimizer);
     }
     mpt_step_end(ctx);
+    return taken;
 }
 
 /* Writes a checkpoint if due: each save_every steps, or, with 0, behind each epoch. */
@@ -450,10 +552,10 @@ static void mpt__fit_batches(mpt__fit *fit) {
     fit->under_way = true;
     while (!fit->stop && !mpt__fit_interrupted(fit) && mpt_loader_next(fit->train, &batch)) {
         fit->progress.seconds_waited = loader->seconds_waited - fit->others;
-        mpt__fit_step(fit, &batch);
+        const int64_t taken = mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
         fit->result.steps++;
-        fit->progress.batch++;
+        fit->progress.batch += taken;
         if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
         fit->trained += mpt__fit_now(fit) - before;
         mpt__fit_tell(fit, false);
@@ -640,6 +742,14 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
         mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
     else if (config->save_every < 0)
         mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more", config->save_every);
+#ifdef MPTRAIN_NO_FRUGAL
+    else if ((config->accumulate | config->micro_batch) != 0)
+        mpt__error(ctx, UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
+#else
+    else if (config->accumulate < 0 || config->micro_batch < 0)
+        mpt__error(ctx, ARGUMENT, "accumulate is %lld, micro_batch %lld; 0 or more",
+            config->accumulate, config->micro_batch);
+#endif
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(
             ctx, ARGUMENT, "patience counts validation losses: set config.validation to a loader");

@@ -16,8 +16,7 @@
 
 mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on) {
     (void)on;
-    return mpt__absent(
-        optimizer.context, "mpt_update_in_backward", "what saves memory (MPTRAIN_NO_FRUGAL)");
+    return mpt__frugal_missing(optimizer.context, "mpt_update_in_backward");
 }
 
 #else

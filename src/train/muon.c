@@ -303,11 +303,12 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
     const char *path, int64_t group) {
     const mpt__muon *of = (const mpt__muon *)optimizer->own;
     const char *first[2] = {NULL, NULL};
-    const int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
-    if (count <= 0) return ctx->base.status;
-    uint32_t *list = (uint32_t *)mpt__host_new(ctx, (size_t)count * sizeof *list);
+    const int64_t all = mpt__module_parameters(ctx, module, path, NULL, 0);
+    if (all <= 0) return ctx->base.status;
+    uint32_t *list = (uint32_t *)mpt__host_new(ctx, (size_t)all * sizeof *list);
     if (!list) return ctx->base.status;
-    mpt__module_parameters(ctx, module, path, list, count);
+    mpt__module_parameters(ctx, module, path, list, all);
+    const int64_t count = path ? all : mpt__trained_parameters(ctx, list, all);
     for (int64_t i = 0; i < count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
         const mpt__optim_item *item = mpt__item_of(optimizer, list[i]);
@@ -315,7 +316,7 @@ static mpt_status mpt__muon_admit(mpt_context *ctx, mpt__optimizer *optimizer, m
             item ? of->groups[item->group].slot != 0 : mpt__muon_takes(ctx, parameter);
         if (!first[takes]) first[takes] = parameter->path;
     }
-    mpt__host_free(ctx, list, (size_t)count * sizeof *list);
+    mpt__host_free(ctx, list, (size_t)all * sizeof *list);
     if (first[0] && first[1])
         return mpt__error(ctx, ARGUMENT,
             "Muon updates %s, but AdamW %s; give each kind a group of its own: name the parameters",

@@ -259,14 +259,15 @@ static mpt_status mpt__take_module(mpt_context *ctx, mpt__optimizer *optimizer, 
     const char *path, uint32_t group) {
     int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
     if (count < 0) return ctx->base.status;
-    if (count == 0)
-        return mpt__error(
-            ctx, ARGUMENT, "the module has no parameters; an optimizer needs one or more");
-    size_t bytes = (size_t)count * sizeof(uint32_t);
+    size_t bytes = ((size_t)count + 1) * sizeof(uint32_t);
     uint32_t *list = (uint32_t *)mpt__host_new(ctx, bytes);
     if (!list) return ctx->base.status;
     mpt__module_parameters(ctx, module, path, list, count);
-    mpt__take(ctx, optimizer, list, count, group);
+    if (!path) count = mpt__trained_parameters(ctx, list, count);
+    if (count == 0)
+        mpt__error(ctx, ARGUMENT, "the module has no parameters; an optimizer needs one or more");
+    else
+        mpt__take(ctx, optimizer, list, count, group);
     mpt__host_free(ctx, list, bytes);
     return ctx->base.status;
 }
