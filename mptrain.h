@@ -23286,7 +23286,7 @@ static MPT__INLINE void mpt__save_gate(mpt__frame *frame) {
 
 /* Whether the gradient of in[0] counts only where that is above 0; then the call gives none
    elsewhere. */
-static bool mpt__gates_here(const mpt__frame *frame) {
+static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 	mpt__record *from = frame->in[0]->record;
 	if (!frame->records || !from || !from->gate || from->gaters == UINT8_MAX) return false;
 	from->gaters++;
