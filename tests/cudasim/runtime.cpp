@@ -21,6 +21,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cudasim {
@@ -257,6 +258,7 @@ struct CUgraph_st {
     CUstream_st *origin = nullptr;
     int device = 0;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::thread::id by; // which began it
     bool invalid = false;
 };
 
@@ -336,11 +338,15 @@ bool capturing() {
     return std::any_of(streams.begin(), streams.end(), [](CUstream_st *s) { return s->graph; });
 }
 
-// The capture that forbids calls which are unsafe inside one; it becomes invalid.
+// The capture that forbids calls which are unsafe inside one, of this thread or of any; it becomes
+// invalid.
 bool breaks_capture() {
     bool any = false;
     for (CUstream_st *s : streams) {
         if (!s->graph || s->graph->mode == cudaStreamCaptureModeRelaxed) continue;
+        if (s->graph->mode == cudaStreamCaptureModeThreadLocal &&
+            s->graph->by != std::this_thread::get_id())
+            continue;
         any = s->graph->invalid = true;
     }
     return any;
@@ -900,6 +906,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     s->graph->origin = s;
     s->graph->device = device_of(s);
     s->graph->mode = mode;
+    s->graph->by = std::this_thread::get_id();
     s->tail.clear();
     return cudaSuccess;
 }

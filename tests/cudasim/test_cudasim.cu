@@ -6,6 +6,7 @@
 #include <cublasLt.h>
 #include <math.h>
 #include <stdint.h>
+#include <thread>
 #include <vector>
 
 #define OK(call) CHECK_EQ_INT((call), cudaSuccess)
@@ -609,6 +610,18 @@ TEST(captures_reject_what_they_cannot_hold) {
     CHECK_EQ_INT(cudaMalloc(&at, 4), cudaErrorStreamCaptureUnsupported);
     CHECK_EQ_INT(cudaStreamEndCapture(s.a, &graph), cudaErrorStreamCaptureInvalidated);
     CHECK(graph == nullptr);
+
+    OK(cudaStreamBeginCapture(s.a, cudaStreamCaptureModeThreadLocal));
+    cudaError_t elsewhere = cudaErrorUnknown;
+    std::thread([&] { elsewhere = cudaMalloc(&at, 4); }).join();
+    CHECK_EQ_INT(elsewhere, cudaSuccess); // other threads may
+    OK(cudaStreamEndCapture(s.a, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaFree(at));
+    OK(cudaStreamBeginCapture(s.a, cudaStreamCaptureModeGlobal));
+    std::thread([&] { elsewhere = cudaMalloc(&at, 4); }).join();
+    CHECK_EQ_INT(elsewhere, cudaErrorStreamCaptureUnsupported);
+    CHECK_EQ_INT(cudaStreamEndCapture(s.a, &graph), cudaErrorStreamCaptureInvalidated);
 
     OK(cudaStreamBeginCapture(s.a, cudaStreamCaptureModeThreadLocal));
     CHECK_EQ_INT(cudaStreamSynchronize(s.a), cudaErrorStreamCaptureUnsupported);
