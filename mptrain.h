@@ -46342,17 +46342,24 @@ mpt_status mpt_zero_grad(mpt_optimizer handle) {
 	return MPT_OK;
 }
 
+/* Where the gradients of a state's elements lie, where its mirrors begin, and what gradients are
+   multiplied by. */
+typedef struct {
+	uint32_t gradients;
+	int64_t first, count, mirrored;
+	uint16_t slot;
+} mpt__update_place;
+
 /* The launch that updates segments [row, row + rows) of a state, which are of one group, or of a
-   part of it, without the gradients. mirrored: where its mirrors begin. With a form, the kernel
-   takes the values for its master. */
+   part of it. With a form, the kernel takes the values for its master. */
 static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
 	const mpt__optimizer *optimizer, const mpt__optim_state *state, int form, int64_t row,
-	int64_t rows, uint16_t found_slot, int64_t mirrored) {
+	int64_t rows, uint16_t found_slot, const mpt__update_place *place) {
 	static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
 	const mpt__rule *rule = optimizer->rule;
 	const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
 	const mpt__block *block = mpt__block_of(ctx, state);
-	const int64_t at = state->first - mirrored;
+	const int64_t at = state->first - place->mirrored;
 	mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
 	launch->function = (uint8_t)rule->function;
 	mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
@@ -46360,6 +46367,8 @@ static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
 	if (form >= 0)
 		mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
 			state->count, MPT__READ_WRITE);
+	mpt__operand_on(
+		launch, 2, place->gradients, MPT_F32, place->first, place->count, MPT__READ);
 	mpt__segments_operand(launch, 4, optimizer, row, rows);
 	mpt__operand_on(
 		launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count, MPT__READ_WRITE);
@@ -46367,6 +46376,7 @@ static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
 		if (state->mirror[k])
 			mpt__operand_on(
 				launch, position[k], state->mirror[k], MPT_F32, at, state->count, MPT__READ_WRITE);
+	launch->slot[1] = place->slot;
 	launch->slot[2] = found_slot;
 	mpt__schedule_operand(launch, optimizer, group);
 	int settings = 0;
@@ -46387,12 +46397,10 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 	mpt__block *block = mpt__block_of(ctx, state);
 	if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
 		mpt__materialise_gradients(ctx, block);
-	mpt__launch *launch =
-		mpt__update_launch(ctx, optimizer, state, form, row, rows, found_slot, state->first);
-	mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
-	launch->slot[1] =
-		block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
-	return mpt__submit(ctx, launch);
+	const mpt__update_place place = {block->gradients, state->first, state->count, state->first,
+		block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE};
+	return mpt__submit(
+		ctx, mpt__update_launch(ctx, optimizer, state, form, row, rows, found_slot, &place));
 }
 
 /* One launch per state and group; each commits its step counts, the last one the step. */
@@ -46738,11 +46746,11 @@ static mpt_status mpt__inside_update(
 	if (parameter) part.first = parameter->offset, part.count = parameter->numel;
 	ctx->launch.op_record = 0;
 	mpt__launch_origin(ctx, MPT__UPDATE, 0);
+	const mpt__update_place place = {
+		parameter ? parameter->tensor->gradient->storage : block->values, 0,
+		parameter ? part.count : 0, state->first, MPT__SLOT_ONE};
 	mpt__launch *launch = mpt__update_launch(ctx, optimizer, &part,
-		parameter ? mpt__form_in_use(ctx, block) : -1, i, parameter != NULL, 0, state->first);
-	mpt__operand_on(launch, 2, parameter ? parameter->tensor->gradient->storage : block->values,
-		MPT_F32, 0, parameter ? part.count : 0, MPT__READ);
-	launch->slot[1] = MPT__SLOT_ONE;
+		parameter ? mpt__form_in_use(ctx, block) : -1, i, parameter != NULL, 0, &place);
 	if (!parameter) launch->index[1] = 2;
 	mpt_status status = mpt__submit(ctx, launch);
 	mpt__launch_origin(ctx, MPT__BACKWARD, 0);

@@ -128,11 +128,11 @@ static mpt_status mpt__inside_update(
     if (parameter) part.first = parameter->offset, part.count = parameter->numel;
     ctx->launch.op_record = 0;
     mpt__launch_origin(ctx, MPT__UPDATE, 0);
+    const mpt__update_place place = {
+        parameter ? parameter->tensor->gradient->storage : block->values, 0,
+        parameter ? part.count : 0, state->first, MPT__SLOT_ONE};
     mpt__launch *launch = mpt__update_launch(ctx, optimizer, &part,
-        parameter ? mpt__form_in_use(ctx, block) : -1, i, parameter != NULL, 0, state->first);
-    mpt__operand_on(launch, 2, parameter ? parameter->tensor->gradient->storage : block->values,
-        MPT_F32, 0, parameter ? part.count : 0, MPT__READ);
-    launch->slot[1] = MPT__SLOT_ONE;
+        parameter ? mpt__form_in_use(ctx, block) : -1, i, parameter != NULL, 0, &place);
     if (!parameter) launch->index[1] = 2;
     mpt_status status = mpt__submit(ctx, launch);
     mpt__launch_origin(ctx, MPT__BACKWARD, 0);
