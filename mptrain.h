@@ -21307,14 +21307,16 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
  * an eighth; from 1 MB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
  * its own class and requests down to a quarter of its size: batches of varying size then hold at
- * most 1.17 times what lives at the peak of a step (1.38 where it is down to half). Where memory
- * counts most, in regions of mpt_recompute_begin, it serves only what fills most of it, for what is
- * made there may stay until backward. */
+ * most 1.17 times what lives at the peak of a step (1.38 where it is down to half). But what is
+ * made may stay until backward and waste what it does not fill: so while less than an eighth of the
+ * most that was in use is idle, and in regions of mpt_recompute_begin always, idle memory serves
+ * only what fills most of it. */
 
 enum {
 	MPT__POOL_GRAIN = 256,
 	MPT__POOL_REACH = 16,
 	MPT__POOL_NEAR = 2,
+	MPT__POOL_IDLE = 8,
 	MPT__POOL_FINE_BIT = 12, /* 1 MB of grains */
 	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
@@ -21473,8 +21475,11 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
+	const mpt_memory_stats *memory = &ctx->base.memory;
+	const bool few = MPT__POOL_HAS_FINE &&
+		memory->held - memory->total_current <= memory->total_peak / MPT__POOL_IDLE;
 	int reach = ctx->pool_reach;
-	if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+	if ((few || mpt__recomputes(ctx)) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
 	if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
 	for (int i = wanted + 1; i <= wanted + reach; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
@@ -22002,8 +22007,7 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
 	ctx->warned_leftovers = true;
 	mpt__log(&ctx->base, MPT_LOG_WARNING,
 		"%lld tensors made outside steps and scopes are alive: put what a loop does between "
-		"mpt_step_begin and mpt_step_end, or mpt_scope_begin and mpt_scope_end; mpt_keep what "
-		"stays",
+		"mpt_step_begin and mpt_step_end, or in a scope (mpt_scope_begin); mpt_keep what stays",
 		all);
 }
 
@@ -23372,6 +23376,7 @@ static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 
 /* ==== Records ==== */
 
+/* Notes that backward can compute the result of a call again, if it can. */
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
 	mpt__record *record = frame->record;
 	if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
@@ -23399,7 +23404,6 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
 	record->done = 0;
 	record->live = 1;
 	record->compute_dtype = (uint8_t)frame->compute;
-	record->repeats = MPT__REPEATS_NOT;
 	if (mpt__recomputes(ctx)) mpt__note_repeats(frame);
 	record->layout = frame->layout;
 	record->path = ctx->path;
@@ -23456,7 +23460,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
 	record->n_in = (uint8_t)n_in;
 	record->n_out = (uint8_t)n_out;
 	record->references = (uint32_t)n_out;
-	record->n_saved = record->again = 0;
+	record->n_saved = record->again = record->repeats = 0;
 	mpt__asks_nothing(record);
 	frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
 	frame->row = &ctx->ops[op];
@@ -24468,6 +24472,7 @@ static mpt_status mpt__recorder_start(mpt_context *ctx) {
 	mpt__recording *recorder =
 		(mpt__recording *)mpt__object_make(ctx, MPT__RECORDING, sizeof *recorder);
 	if (!recorder) return ctx->base.status;
+	mpt__pool_trim(ctx); /* its rows would seem to be storages of before, which replays hold */
 	recorder->storages_before = ctx->storage_count;
 	if (mpt__listen(ctx, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
 		mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);
@@ -26235,9 +26240,23 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
 	return mpt__submit(frame->context, launch);
 }
 
+/* What follows such a call in backward need not hold its result: that comes again from the input,
+   which is held anyhow. Small ones are held, as a launch costs more than there is to gain. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__come_again(frame) ((void)0)
+#else
+enum { MPT__AGAIN_LEAST = 4096 }; /* elements */
+static void mpt__come_again(const mpt__frame *frame) {
+	if (MPT__RECOMPUTES && frame->records && mpt__tensor_numel(frame->out[0]) >= MPT__AGAIN_LEAST)
+		mpt__note_repeats(frame);
+}
+#endif
+
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
 	mpt__save(frame, frame->in[0]);
-	return mpt__unary_forward(frame);
+	mpt_status status = mpt__unary_forward(frame);
+	mpt__come_again(frame);
+	return status;
 }
 
 static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
@@ -26893,13 +26912,21 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
 #define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
 #define mpt__linear_kept(frame) true
 #else
-/* Only the gradient of the weight needs x. */
+/* Only the gradient of the weight needs x, which may come again. */
 #define mpt__linear_keep(frame) \
-	((frame)->in[1]->flags & MPT__REQUIRES_GRAD ? mpt__save(frame, (frame)->in[0]) \
-												: mpt__save_none(frame))
+	((frame)->in[1]->flags & MPT__REQUIRES_GRAD && \
+				!((frame)->in[0]->record && (frame)->in[0]->record->repeats) \
+			? mpt__save(frame, (frame)->in[0]) \
+			: mpt__save_lightly(frame))
 #define mpt__linear_kept(frame) ((frame)->saved[0] != NULL)
 
-static MPT__NOINLINE void mpt__save_none(mpt__frame *frame) { mpt__save(frame, NULL); }
+static MPT__NOINLINE void mpt__save_lightly(mpt__frame *frame) {
+	mpt__tensor *x = frame->in[1]->flags & MPT__REQUIRES_GRAD ? frame->in[0] : NULL;
+	const int at = frame->record->n_saved;
+	mpt__save(frame, x);
+	if (!x || !frame->records || mpt__in_region(frame->context) || frame->record->again) return;
+	if (mpt__save_later(frame, x, at)) x->saves--;
+}
 #endif
 
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
@@ -26929,8 +26956,10 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
 	mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
 	mpt_status status = mpt__submit(ctx, launch);
 	if (status != MPT_OK || !split) return status;
-	return mpt__launch_unary(
+	status = mpt__launch_unary(
 		frame, mpt__activation_function(activation, false), before, frame->out[0], MPT__WRITE);
+	mpt__come_again(frame);
+	return status;
 }
 
 /* dy times the derivative of the activation; in place where nobody else reads dy. */
@@ -27538,7 +27567,10 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__reshape_forward(mpt__frame *frame) {
-	if (frame->is_view) return MPT_OK;
+	if (frame->is_view) {
+		mpt__come_again(frame);
+		return MPT_OK;
+	}
 	mpt__tensor out = mpt__viewed(frame->out[0], &frame->in[0]->shape);
 	return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
 }
@@ -47194,7 +47226,7 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
 	else if (scaler->lost_losses > 0)
 		mpt__format_text(cause, sizeof cause,
 			"the loss itself was NaN or infinite in the last %lld of them, which no loss scale can "
-			"cure; check learning rate, data, and logarithms and divisions in the model",
+			"cure; check learning rate, data, logarithms and divisions",
 			scaler->lost_losses);
 	else
 		mpt__format_text(cause, sizeof cause,

@@ -619,7 +619,8 @@ static int64_t peak_of(int parts, int each) {
     mpt_context *c = make_context(NULL, 1);
     mpt_module layer[LAYERS];
     for (int i = 0; i < LAYERS; i++) {
-        layer[i] = mpt_sequential(c, mpt_nn_linear(c, 64, 64), mpt_nn_gelu(c), MPT_END);
+        layer[i] = mpt_sequential(
+            c, mpt_nn_linear(c, 64, 64), mpt_nn_gelu(c), mpt_nn_tanh(c), MPT_END);
         if (each) mpt_recompute_module(layer[i], 1);
     }
     mpt_module net = mpt_sequential_array(c, layer, LAYERS);

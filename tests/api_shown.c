@@ -244,7 +244,8 @@ TEST(autograd_recomputes) {
         mpt_context *ctx = mpt_create(NULL);
         mpt_module layers[16];
         for (int i = 0; i < 16; i++)
-            layers[i] = mpt_sequential(ctx, mpt_nn_linear(ctx, 32, 32), mpt_nn_gelu(ctx), MPT_END);
+            layers[i] = mpt_sequential(ctx, mpt_nn_linear(ctx, 32, 32), mpt_nn_gelu(ctx),
+                                       mpt_nn_tanh(ctx), MPT_END);
         mpt_module net = mpt_sequential_array(ctx, layers, 16);
         mpt_recompute_module(net, parts); /* 0: not at all */
         mpt_step_begin(ctx);

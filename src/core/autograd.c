@@ -168,6 +168,7 @@ static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 
 /* ==== Records ==== */
 
+/* Notes that backward can compute the result of a call again, if it can. */
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
     if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
@@ -195,7 +196,6 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
-    record->repeats = MPT__REPEATS_NOT;
     if (mpt__recomputes(ctx)) mpt__note_repeats(frame);
     record->layout = frame->layout;
     record->path = ctx->path;
@@ -252,7 +252,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
-    record->n_saved = record->again = 0;
+    record->n_saved = record->again = record->repeats = 0;
     mpt__asks_nothing(record);
     frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
     frame->row = &ctx->ops[op];

@@ -124,6 +124,7 @@ static mpt_status mpt__recorder_start(mpt_context *ctx) {
     mpt__recording *recorder =
         (mpt__recording *)mpt__object_make(ctx, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return ctx->base.status;
+    mpt__pool_trim(ctx); /* its rows would seem to be storages of before, which replays hold */
     recorder->storages_before = ctx->storage_count;
     if (mpt__listen(ctx, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
         mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);

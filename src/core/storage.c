@@ -148,14 +148,16 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
  * an eighth; from 1 MB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
  * its own class and requests down to a quarter of its size: batches of varying size then hold at
- * most 1.17 times what lives at the peak of a step (1.38 where it is down to half). Where memory
- * counts most, in regions of mpt_recompute_begin, it serves only what fills most of it, for what is
- * made there may stay until backward. */
+ * most 1.17 times what lives at the peak of a step (1.38 where it is down to half). But what is
+ * made may stay until backward and waste what it does not fill: so while less than an eighth of the
+ * most that was in use is idle, and in regions of mpt_recompute_begin always, idle memory serves
+ * only what fills most of it. */
 
 enum {
     MPT__POOL_GRAIN = 256,
     MPT__POOL_REACH = 16,
     MPT__POOL_NEAR = 2,
+    MPT__POOL_IDLE = 8,
     MPT__POOL_FINE_BIT = 12, /* 1 MB of grains */
     MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
@@ -314,8 +316,11 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
+    const mpt_memory_stats *memory = &ctx->base.memory;
+    const bool few = MPT__POOL_HAS_FINE &&
+        memory->held - memory->total_current <= memory->total_peak / MPT__POOL_IDLE;
     int reach = ctx->pool_reach;
-    if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    if ((few || mpt__recomputes(ctx)) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
     if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (ctx->idle[i]) return mpt__idle_pop(ctx, i);

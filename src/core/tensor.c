@@ -40,8 +40,7 @@ static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
     ctx->warned_leftovers = true;
     mpt__log(&ctx->base, MPT_LOG_WARNING,
         "%lld tensors made outside steps and scopes are alive: put what a loop does between "
-        "mpt_step_begin and mpt_step_end, or mpt_scope_begin and mpt_scope_end; mpt_keep what "
-        "stays",
+        "mpt_step_begin and mpt_step_end, or in a scope (mpt_scope_begin); mpt_keep what stays",
         all);
 }
 

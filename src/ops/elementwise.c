@@ -45,9 +45,23 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
+/* What follows such a call in backward need not hold its result: that comes again from the input,
+   which is held anyhow. Small ones are held, as a launch costs more than there is to gain. */
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__come_again(frame) ((void)0)
+#else
+enum { MPT__AGAIN_LEAST = 4096 }; /* elements */
+static void mpt__come_again(const mpt__frame *frame) {
+    if (MPT__RECOMPUTES && frame->records && mpt__tensor_numel(frame->out[0]) >= MPT__AGAIN_LEAST)
+        mpt__note_repeats(frame);
+}
+#endif
+
 static mpt_status mpt__unary_keep_in_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[0]);
-    return mpt__unary_forward(frame);
+    mpt_status status = mpt__unary_forward(frame);
+    mpt__come_again(frame);
+    return status;
 }
 
 static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {

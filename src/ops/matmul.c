@@ -199,13 +199,21 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
 #define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
 #define mpt__linear_kept(frame) true
 #else
-/* Only the gradient of the weight needs x. */
+/* Only the gradient of the weight needs x, which may come again. */
 #define mpt__linear_keep(frame) \
-    ((frame)->in[1]->flags & MPT__REQUIRES_GRAD ? mpt__save(frame, (frame)->in[0]) \
-                                                : mpt__save_none(frame))
+    ((frame)->in[1]->flags & MPT__REQUIRES_GRAD && \
+                !((frame)->in[0]->record && (frame)->in[0]->record->repeats) \
+            ? mpt__save(frame, (frame)->in[0]) \
+            : mpt__save_lightly(frame))
 #define mpt__linear_kept(frame) ((frame)->saved[0] != NULL)
 
-static MPT__NOINLINE void mpt__save_none(mpt__frame *frame) { mpt__save(frame, NULL); }
+static MPT__NOINLINE void mpt__save_lightly(mpt__frame *frame) {
+    mpt__tensor *x = frame->in[1]->flags & MPT__REQUIRES_GRAD ? frame->in[0] : NULL;
+    const int at = frame->record->n_saved;
+    mpt__save(frame, x);
+    if (!x || !frame->records || mpt__in_region(frame->context) || frame->record->again) return;
+    if (mpt__save_later(frame, x, at)) x->saves--;
+}
 #endif
 
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
@@ -235,8 +243,10 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
     mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || !split) return status;
-    return mpt__launch_unary(
+    status = mpt__launch_unary(
         frame, mpt__activation_function(activation, false), before, frame->out[0], MPT__WRITE);
+    mpt__come_again(frame);
+    return status;
 }
 
 /* dy times the derivative of the activation; in place where nobody else reads dy. */

@@ -143,7 +143,10 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__reshape_forward(mpt__frame *frame) {
-    if (frame->is_view) return MPT_OK;
+    if (frame->is_view) {
+        mpt__come_again(frame);
+        return MPT_OK;
+    }
     mpt__tensor out = mpt__viewed(frame->out[0], &frame->in[0]->shape);
     return mpt__launch_copy(frame->context, frame->in[0], &out, MPT__WRITE);
 }

@@ -355,7 +355,7 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
     else if (scaler->lost_losses > 0)
         mpt__format_text(cause, sizeof cause,
             "the loss itself was NaN or infinite in the last %lld of them, which no loss scale can "
-            "cure; check learning rate, data, and logarithms and divisions in the model",
+            "cure; check learning rate, data, logarithms and divisions",
             scaler->lost_losses);
     else
         mpt__format_text(cause, sizeof cause,
