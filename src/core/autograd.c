@@ -90,7 +90,7 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
     return true;
 }
 
-enum { MPT__GATE_LEAST = 4096 }; /* elements: below it a launch costs more than there is to gain */
+enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
 
 /* A launch from result to bits, or back: all elements, as they lie. */
 static mpt_status mpt__launch_gates(mpt_context *ctx, mpt__kernel kernel,
@@ -109,7 +109,7 @@ static bool mpt__shrinks(const mpt_context *ctx, const mpt__tensor *result) {
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)result->dtype);
     const bool narrow =
         result->dtype == MPT_F32 || result->dtype == MPT_F16 || result->dtype == MPT_BF16;
-    return narrow && numel >= MPT__GATE_LEAST && result->offset == 0 &&
+    return narrow && numel >= MPT__LET_GO_LEAST && result->offset == 0 &&
         numel * size == ctx->storages[result->storage].bytes &&
         mpt__storage_alone(ctx, result->storage);
 }

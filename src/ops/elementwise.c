@@ -46,14 +46,13 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
 }
 
 /* What follows such a call in backward need not hold its result: that comes again from the input,
-   which is held anyhow. Small ones are held, as a launch costs more than there is to gain. */
+   which is held anyhow. */
 #ifdef MPTRAIN_NO_FRUGAL
 #define mpt__come_again(frame) ((void)0)
 #else
-enum { MPT__AGAIN_LEAST = 4096 }; /* elements */
 static void mpt__come_again(const mpt__frame *frame) {
-    if (MPT__RECOMPUTES && frame->records && mpt__tensor_numel(frame->out[0]) >= MPT__AGAIN_LEAST)
-        mpt__note_repeats(frame);
+    const int64_t numel = mpt__tensor_numel(frame->out[0]);
+    if (MPT__RECOMPUTES && frame->records && numel >= MPT__LET_GO_LEAST) mpt__note_repeats(frame);
 }
 #endif
 
