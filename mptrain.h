@@ -133,7 +133,8 @@ that differs between them.
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
 	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
 	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing,
-						 updates inside backward, bits in the place of what relu gave, mpt_lora
+						 updates inside backward, bits in the place of what relu gave, mpt_lora,
+						 state_bits = 8
 	MPTRAIN_NO_GRAPH     without captured steps
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
@@ -1714,6 +1715,7 @@ typedef struct mpt_sgd_config {
 	/* false; true: parameters, which must be bf16 (mpt_half), have no fp32 masters; an update is
 	   rounded to one of the two nearest bf16 numbers by chance, so that small ones are not lost */
 	bool stochastic_rounding;
+	int state_bits; /* 32, also for 0; 8: moments take a quarter of the memory, see below */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
 	double lr;                /* 1e-3 */
@@ -1724,6 +1726,7 @@ typedef struct mpt_adam_config {
 	bool amsgrad;             /* false; true: with the largest second moment so far */
 	bool maximize;            /* false */
 	bool stochastic_rounding; /* false; see mpt_sgd_config, as in all that follow */
+	int state_bits;           /* 32; likewise */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
 typedef struct mpt_rmsprop_config {
@@ -1734,6 +1737,7 @@ typedef struct mpt_rmsprop_config {
 	double momentum;     /* 0 */
 	bool centered;       /* false; true: the square of the mean is taken off */
 	bool allow_shared, maximize, stochastic_rounding;
+	int state_bits; /* 32; 8 not where centered */
 } mpt_rmsprop_config;
 typedef struct mpt_adagrad_config {
 	double lr;                  /* 1e-2 */
@@ -1755,6 +1759,7 @@ typedef struct mpt_lion_config {
 	double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
 	double weight_decay; /* 0, decoupled */
 	bool allow_shared, maximize, stochastic_rounding;
+	int state_bits; /* 32 */
 } mpt_lion_config;
 
 /* The values that the comments above give. */
@@ -1767,7 +1772,11 @@ MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
 /* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
    form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
-   masters unless stochastic_rounding is set, steps count in 64 bits. */
+   masters unless stochastic_rounding is set, steps count in 64 bits.
+   state_bits = 8 (arXiv 2110.02861): between steps, moments of parameters of 4,096 or more elements
+   are codes of a byte, the nearest ones, 0 for 0 alone, in blocks of 256 that have their largest
+   magnitude; all else is as with 32. A moment that is not finite makes its block NaN. Checkpoints
+   fit the same state_bits: <moment> is u8 there, <moment>.absmax f32. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);
@@ -3575,6 +3584,10 @@ typedef struct mpt__operand {
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
  *           MPT__UPDATES in waist/functions.h. Gate.
+ *           Moments of these three that are u8: bytes. A segment's begin at its place and are
+ *           floats; or, the place being below 0, at ~place: a code for each element of what is one
+ *           parameter, then (mpt__code_peaks) an fp32 for each block, its largest magnitude, which
+ *           values of codes are multiples of. o9 r: the table of codes.
  * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
  *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
  *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
@@ -3964,13 +3977,14 @@ enum {
 /* ==== Segments ==== */
 
 /* Optimizer kernels run over segments of a block: an i64 storage of rows {offset, count, step count
-   index, how many step counts from there on are its own}; the operand's shape is [n, 4]. Gaps
-   between segments are left alone. */
+   index, how many step counts from there on are its own, place of its moments where they are
+   bytes}; the operand's shape is [n, 5]. Gaps between segments are left alone. */
 enum {
 	MPT__SEGMENT_OFFSET,
 	MPT__SEGMENT_COUNT,
 	MPT__SEGMENT_STEP,
 	MPT__SEGMENT_STEPS,
+	MPT__SEGMENT_PLACE,
 	MPT__SEGMENT_FIELDS
 };
 
@@ -6247,8 +6261,7 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
 	}
 	if (allocator == 1)
 		mpt__fail(base, MPT_ERROR_ARGUMENT,
-			"config.allocator has one of allocate and release: set both, or neither for the "
-			"built-in allocator");
+			"config.allocator has one of allocate and release: set both, or neither");
 	if (threads != 0 && threads != 10)
 		mpt__fail(base, MPT_ERROR_ARGUMENT,
 			"config.thread has %d of its 10 functions: set all, "
@@ -7025,6 +7038,46 @@ MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first,
 	pace.lr = lr;
 	return pace;
 }
+
+/* ==== Codes of moments ====
+ *
+ * The table has a codebook of signed moments, then one of the others: values of 256 codes; cells;
+ * what vectors use (cpu/template/codes.c). A cell is for the numbers y of [2^-23, 1] with the same
+ * upper 16 bits, of which no two middles between magnitudes lie in one: that of the least, counted
+ * from 0, times 2^16 + the lower 16 bits of the last y that is no nearer to the next. */
+enum {
+	MPT__CODE_BLOCK = 256,
+	MPT__CODE_ZERO = 127,
+	MPT__CODE_LEAST = 0x3400, /* upper bits of 2^-23 */
+	MPT__CODE_LIMIT = 256 + 0x3f80 - MPT__CODE_LEAST + 1,
+	MPT__CODE_BOOK = MPT__CODE_LIMIT + 5 * 16
+};
+#define MPT__CODE_LINES(book) ((const float *)(const void *)((book) + MPT__CODE_LIMIT))
+#define MPT__CODE_DOUBT (1 / 16384.0f) /* of 1 between two codes: more than twice the error */
+/* Whether moment k has no sign. */
+MPT__COMMON int mpt__law_unsigned(const mpt__law *law, int k) {
+	return law->corrects ? k > 0 : law->function == MPT__FN_RMSPROP && k == 0;
+}
+/* The code of a moment with bits x, y those of its magnitude over the largest. What is not 0 has
+   not that of 0: it keeps its sign, and a mean of squares what a step is divided by. */
+MPT__COMMON uint32_t mpt__code_of(const int32_t *book, uint32_t x, uint32_t y, int is_unsigned) {
+	const uint32_t least = (uint32_t)MPT__CODE_LEAST << 16;
+	if (y < least) y = least;
+	const uint32_t cell = (uint32_t)book[256 + (y >> 16) - MPT__CODE_LEAST];
+	uint32_t code = (cell >> 16) + ((y & 0xffff) > (cell & 0xffff));
+	if (code == 0 && (x & 0x7fffffff) >= 0x00800000) code = 1;
+	if (is_unsigned) return code;
+	if (!(x >> 31)) return MPT__CODE_ZERO + code;
+	return code > MPT__CODE_ZERO ? 0 : MPT__CODE_ZERO - code;
+}
+/* What is kept of a block's largest magnitude: 0 for what is below fp32's normal numbers, NaN for
+   what is not finite. Of neither there are codes but that of 0. */
+MPT__COMMON uint32_t mpt__code_most(uint32_t bits) {
+	return bits >= 0x7f800000 ? 0x7fc00000 : bits < 0x00800000 ? 0 : bits;
+}
+MPT__COMMON int mpt__code_is_number(uint32_t most) { return most != 0 && most < 0x7f800000; }
+/* Where a parameter's largest magnitudes stand behind its n codes. */
+MPT__COMMON int64_t mpt__code_peaks(int64_t n) { return (n + 3) / 4 * 4; }
 
 /* ==== Loss scaler ==== */
 
@@ -7898,6 +7951,11 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
 #else
 #define MPT__LINK_NO_RECURRENT without
 #endif
+#ifdef MPTRAIN_NO_FRUGAL
+#define MPT__LINK_NO_FRUGAL with
+#else
+#define MPT__LINK_NO_FRUGAL without
+#endif
 #define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
 #define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
 #define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
@@ -7908,6 +7966,7 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
 	MPT__LINK(X, NO_SIMD) \
 	MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
 		MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK(X, NO_RECURRENT) \
+			MPT__LINK(X, NO_FRUGAL) \
 			MPT__LINK_VALUES(X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, \
 							 MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
@@ -8360,6 +8419,7 @@ static mpt__cpu *mpt__cpu_create(
 #define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
+#define v_pick MPT__V(pick)
 
 #endif
 /* ----
@@ -8790,6 +8850,13 @@ typedef struct mpt__routines {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
 	void (*gates)(uint32_t *words, mpt__real *x, bool open); /* of a group; NULL: plain loops */
+	/* Values of codes times `peak`; bits of the largest magnitude, NaN above all; codes of x over
+	   `peak`, which is that, a normal number. plain: without signs. */
+	void (*decode)(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
+		mpt__real peak, bool plain);
+	uint32_t (*code_peak)(const mpt__real *x, int64_t n);
+	void (*encode)(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
+		mpt__real peak, bool plain);
 #endif
 } mpt__routines;
 
@@ -11774,6 +11841,10 @@ struct mpt__cpu_update {
 	mpt__rng_key key; /* by this sequence, */
 	int64_t before;   /* from this word on */
 	mpt__update_fn update;
+#ifndef MPTRAIN_NO_FRUGAL
+	const int32_t *books; /* NULL: moments are no bytes */
+	bool coded;           /* those of the segment are codes */
+#endif
 };
 
 /* The reference: one after the other. */
@@ -11811,6 +11882,86 @@ static void mpt__cpu_put_stochastic(
 	for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
+/* ---- Moments that are bytes ---- */
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__cpu_moment(w, k, at, block, n) \
+	mpt__cpu_edit(&(w)->moment[k], (w)->segment[MPT__SEGMENT_OFFSET] + (at), block, n)
+#define mpt__cpu_put_moment(w, k, at, x, n) \
+	mpt__cpu_put(&(w)->moment[k], (w)->segment[MPT__SEGMENT_OFFSET] + (at), 1, x, n)
+#define MPT__UPDATE_BLOCK(w) MPT__BLOCK
+#else
+#define MPT__UPDATE_BLOCK(w) ((w)->coded ? MPT__CODE_BLOCK : MPT__BLOCK)
+
+static void mpt__ref_decode(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
+	mpt__real peak, bool plain) {
+	(void)plain;
+	for (int64_t i = 0; i < n; i++)
+		x[i] = (mpt__real)mpt__f32_from_bits((uint32_t)book[code[i]]) * peak;
+}
+
+static uint32_t mpt__ref_code_peak(const mpt__real *x, int64_t n) {
+	uint32_t peak = 0;
+	for (int64_t i = 0; i < n; i++) {
+		const uint32_t size = mpt__f32_bits((float)x[i]) & 0x7fffffff;
+		peak = size > peak ? size : peak;
+	}
+	return peak;
+}
+
+static void mpt__ref_encode(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
+	mpt__real peak, bool plain) {
+	for (int64_t i = 0; i < n; i++) {
+		const float at = (float)x[i];
+		code[i] = (uint8_t)mpt__code_of(book, mpt__f32_bits(at),
+			mpt__f32_bits(at / (float)peak) & 0x7fffffff, plain);
+	}
+}
+
+/* Where block `at` of moment k has its codes; *peak: and its largest magnitude. */
+static uint8_t *mpt__cpu_codes(const mpt__cpu_update *w, int k, int64_t at, float **peak) {
+	uint8_t *codes = (uint8_t *)w->moment[k].data + ~w->segment[MPT__SEGMENT_PLACE];
+	void *peaks = codes + mpt__code_peaks(w->segment[MPT__SEGMENT_COUNT]);
+	*peak = (float *)peaks + at / MPT__CODE_BLOCK;
+	return codes + at;
+}
+static int64_t mpt__cpu_floats(const mpt__cpu_update *w) {
+	return w->books ? w->segment[MPT__SEGMENT_PLACE] / 4 : w->segment[MPT__SEGMENT_OFFSET];
+}
+
+/* Moment k of elements [at, at + n) of the segment: where it lies, or in `block`. */
+static mpt__real *mpt__cpu_moment(
+	const mpt__cpu_update *w, int k, int64_t at, mpt__real *block, int64_t n) {
+	const int plain = mpt__law_unsigned(&w->law, k);
+	float *peak;
+	if (!w->coded) return mpt__cpu_edit(&w->moment[k], mpt__cpu_floats(w) + at, block, n);
+	const uint8_t *codes = mpt__cpu_codes(w, k, at, &peak);
+	w->param.routines->decode(
+		block, codes, n, w->books + plain * MPT__CODE_BOOK, (mpt__real)*peak, plain != 0);
+	return block;
+}
+
+/* One number that is not finite makes the block NaN: no code could tell of it alone. */
+static void mpt__cpu_put_moment(
+	const mpt__cpu_update *w, int k, int64_t at, const mpt__real *x, int64_t n) {
+	const mpt__routines *routines = w->param.routines;
+	const int plain = mpt__law_unsigned(&w->law, k);
+	float *peak;
+	if (!w->coded) {
+		mpt__cpu_put(&w->moment[k], mpt__cpu_floats(w) + at, 1, x, n);
+		return;
+	}
+	uint8_t *codes = mpt__cpu_codes(w, k, at, &peak);
+	const uint32_t most = mpt__code_most(routines->code_peak(x, n));
+	*peak = mpt__f32_from_bits(most);
+	if (mpt__code_is_number(most))
+		routines->encode(
+			codes, x, n, w->books + plain * MPT__CODE_BOOK, (mpt__real)*peak, plain != 0);
+	else
+		memset(codes, plain ? 0 : MPT__CODE_ZERO, (size_t)n);
+}
+#endif
+
 static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
 	const mpt__cpu_update *w = (const mpt__cpu_update *)work;
 	int64_t begin = chunk * MPT__CHUNK;
@@ -11819,13 +11970,13 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
 	bool along = weights != &w->param && mpt__cpu_is_half(w->param.dtype);
 	mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
 	(void)thread;
-	for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-		int64_t n = mpt__cpu_min(MPT__BLOCK, end - at);
+	for (int64_t at = begin; at < end; at += MPT__UPDATE_BLOCK(w)) {
+		int64_t n = mpt__cpu_min(MPT__UPDATE_BLOCK(w), end - at);
 		int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
 		mpt__real *p = mpt__cpu_edit(weights, offset, block[0], n);
 		const mpt__real *g = mpt__cpu_in(&w->gradient, offset, 1, block[1], n);
 		for (int k = 0; k < 3; k++)
-			if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
+			if (w->moment[k].data) m[k] = mpt__cpu_moment(w, k, at, block[2 + k], n);
 		void *half = along ? (uint16_t *)w->param.data + offset : NULL;
 		w->update(w, p, g, m, half, n);
 		if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
@@ -11834,7 +11985,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
 		else if (!along)
 			mpt__cpu_put(&w->param, offset, 1, p, n);
 		for (int k = 0; k < 3; k++)
-			if (m[k]) mpt__cpu_put(&w->moment[k], offset, 1, m[k], n);
+			if (m[k]) mpt__cpu_put_moment(w, k, at, m[k], n);
 	}
 }
 
@@ -11885,8 +12036,15 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update
 	w->stochastic = launch->index[3] != 0;
 	w->before = launch->operand[0].offset;
 	w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (launch->n_operands > 9) w->books = (const int32_t *)call->data[9];
+	for (int k = 0; k < 3 && w->books; k++) w->moment[k].dtype = MPT_F32; /* or codes */
+#endif
 	for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
 		w->segment = mpt__cpu_segment(call, 4, s);
+#ifndef MPTRAIN_NO_FRUGAL
+		w->coded = w->books && w->segment[MPT__SEGMENT_PLACE] < 0;
+#endif
 		int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
 		bool known = s > 0 && step == w->step;
 		w->step = step;
@@ -12211,6 +12369,9 @@ static const mpt__routines mpt__ref_routines = {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
 	NULL,
+	mpt__ref_decode,
+	mpt__ref_code_peak,
+	mpt__ref_encode,
 #endif
 };
 
@@ -12835,6 +12996,15 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 	v_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
+/* ==== Words: tables ==== */
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Numbers of a table, which has eight of them twice. */
+MPT__OP v_f v_pick(const float *table, v_i at) {
+	return _mm256_permutevar8x32_ps(v_load(table), at);
+}
+#endif
+
 /* ==== Words: 16 elements of 16 bits ==== */
 
 #ifndef MPTRAIN_NO_CONV
@@ -13216,6 +13386,12 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 	v_store_as((char *)p + 16 * (dtype == MPT_F32 ? 4 : 2), b, 16, dtype);
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+MPT__OP v_f v_pick(const float *table, v_i at) {
+	return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, v_load(table));
+}
+#endif
+
 /* ==== Kernels of its own ==== */
 
 /* Two registers of the table per look-up; the higher bits of the index select a result. */
@@ -13470,6 +13646,16 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 	v_store_as(p, a, 4, dtype);
 	v_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
 }
+
+/* ==== Words: tables ==== */
+
+#ifndef MPTRAIN_NO_FRUGAL
+MPT__OP v_f v_pick(const float *table, v_i at) {
+	const float words[4] = {table[vgetq_lane_s32(at, 0) & 7], table[vgetq_lane_s32(at, 1) & 7],
+		table[vgetq_lane_s32(at, 2) & 7], table[vgetq_lane_s32(at, 3) & 7]};
+	return vld1q_f32(words);
+}
+#endif
 
 /* ==== Words: 8 elements of 16 bits ==== */
 
@@ -14568,6 +14754,7 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_dot2
 #undef v_word
 #undef v_store_pair
+#undef v_pick
 
 #endif
 /* ----
@@ -22469,7 +22656,7 @@ static uint16_t mpt__scalar_take(mpt_context *ctx) {
 		}
 	}
 	mpt__error(ctx, MEMORY,
-		"all %d device scalars are in use; destroy optimizers or scalers that are no longer needed",
+		"all %d device scalars are in use; destroy optimizers or scalers",
 		(int)MPT__SLOT_COUNT);
 	return 0;
 }
@@ -33720,7 +33907,7 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
 			"%D inputs are delivered as they are and cannot be normalised", found->dtype);
 	if (found->loaders > 0)
 		return mpt__error(ctx, STATE,
-			"a loader already delivers from this dataset; call mpt_normalize before "
+			"a loader delivers from this dataset; call mpt_normalize before "
 			"mpt_loader_create");
 	found->normalised = true;
 	found->mean = (float)mean;
@@ -44661,6 +44848,9 @@ typedef struct {
 	int64_t first, count;
 	int64_t held;      /* parameters of the block that are in the optimizer */
 	int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+#ifndef MPTRAIN_NO_FRUGAL
+	int64_t bytes, used, wanted; /* of moments with codes; wanted: by what is being taken */
+#endif
 } mpt__optim_state;
 
 /* One parameter; its step count has the same index. */
@@ -44670,6 +44860,9 @@ typedef struct {
 	uint32_t block;   /* the state's: where the parameter was when it came */
 	bool had_grad;    /* in the pattern that the segments were built of */
 	uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+#ifndef MPTRAIN_NO_FRUGAL
+	int64_t place;    /* of moments with codes, as in segments */
+#endif
 } mpt__optim_item;
 
 /* The device scalars of an optimizer. */
@@ -44719,6 +44912,9 @@ typedef struct {
 	bool checked;                   /* its gradients were looked at: found_inf means something */
 	struct mpt__schedule *schedule; /* NULL = none */
 	struct mpt__own *own;           /* NULL: the kernel of its rule updates */
+#ifndef MPTRAIN_NO_FRUGAL
+	uint32_t codes;                 /* the table of codes, as a storage; 0: moments are fp32 */
+#endif
 } mpt__optimizer;
 
 /* By a counter: none gets there, and sums of some do not overflow. */
@@ -45133,6 +45329,122 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
 	return status;
 }
 
+/* ----
+ * train/codes.c: moments of 8 bits: the table of codes, and where in a state the moments of each
+ * parameter lie.
+ * ---- */
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__coded(optimizer) false
+#define mpt__places_grow(optimizer, state) ((void)0)
+#define mpt__places_lack(optimizer, state) false
+#define mpt__place_take(optimizer, state, item, numel) ((void)0)
+#define mpt__place_show(optimizer, item, row) ((void)0)
+#define mpt__codes_grow(ctx, optimizer, state, larger, k) false
+#define mpt__codes_show(launch, optimizer, state, position) ((void)0)
+#else
+#define mpt__coded(optimizer) ((optimizer)->codes != 0)
+
+/* Bits of the last fp32 that is no nearer to b than to a. */
+static uint32_t mpt__code_middle(float a, float b) {
+	const double middle = ((double)a + (double)b) / 2;
+	const float rounded = (float)middle;
+	return mpt__f32_bits(rounded) - ((double)rounded > middle);
+}
+
+/* A codebook: between powers of ten, the middles of 2^i equal parts, or of twice as many. */
+static void mpt__codebook(int32_t *book, int is_unsigned) {
+	float size[257] = {0}, *vector = (float *)(void *)(book + MPT__CODE_LIMIT);
+	int n = 1;
+	double power = 1e7;
+	for (int i = 0; i < 8; i++, power /= 10) {
+		const int parts = 1 << (i + is_unsigned), count = i < 7 ? parts : 1, first = n;
+		const double below = i < 7 ? 2 * parts * power : 2 * parts + 9;
+		for (int k = 0; k < count; k++) size[n++] = (float)((2 * parts + 18 * k + 9) / below);
+		for (int k = i; k < 16; k += 8) {
+			vector[k] = mpt__f32_from_bits(mpt__code_middle(size[first - 1], size[first]));
+			vector[16 + k] = i < 7 ? (float)(parts * power / 9) : 0;
+			vector[32 + k] = (float)(i < 7 ? parts - parts / 9.0 - 0.5 : parts);
+			vector[48 + k] = (float)(parts + count - 1);
+			vector[64 + k] = (float)below;
+		}
+	}
+	for (int k = 0; k < n; k++) {
+		const int at = is_unsigned ? k : MPT__CODE_ZERO + k;
+		book[at] = (int32_t)mpt__f32_bits(size[k]);
+		if (k > 0 && !is_unsigned && k <= MPT__CODE_ZERO)
+			book[MPT__CODE_ZERO - k] = (int32_t)mpt__f32_bits(-size[k]);
+	}
+	for (int cell = 0, k = 0; cell < MPT__CODE_LIMIT - 256; cell++) {
+		const uint32_t first = (uint32_t)(cell + MPT__CODE_LEAST) << 16;
+		while (k + 1 < n && mpt__code_middle(size[k], size[k + 1]) < first) k++;
+		const uint32_t last = k + 1 < n ? mpt__code_middle(size[k], size[k + 1]) : UINT32_MAX;
+		book[256 + cell] =
+			(int32_t)((uint32_t)k << 16 | (last >> 16 == first >> 16 ? last & 0xffff : 0xffff));
+	}
+}
+
+/* The table of both, as a storage; 0 on error. */
+static uint32_t mpt__codebooks(mpt_context *ctx) {
+	const int64_t bytes = 2 * MPT__CODE_BOOK * (int64_t)sizeof(int32_t);
+	int32_t *books = (int32_t *)mpt__host_new(ctx, (size_t)bytes);
+	if (!books) return 0;
+	mpt__codebook(books, 0);
+	mpt__codebook(books + MPT__CODE_BOOK, 1);
+	uint32_t storage =
+		mpt__storage_new(ctx, bytes, MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+	if (storage) mpt__upload(ctx, storage, 0, books, bytes);
+	mpt__host_free(ctx, books, (size_t)bytes);
+	return storage;
+}
+
+enum { MPT__CODED_FROM = 4096 }; /* elements; smaller tensors, such as biases, keep fp32 */
+
+static int64_t mpt__code_blocks(int64_t n) { return (n + MPT__CODE_BLOCK - 1) / MPT__CODE_BLOCK; }
+
+/* Bytes of a moment of n elements. */
+static int64_t mpt__moment_bytes(int64_t n) {
+	const int64_t bytes =
+		n < MPT__CODED_FROM ? 4 * n : mpt__code_peaks(n) + 4 * mpt__code_blocks(n);
+	return (bytes + 63) / 64 * 64;
+}
+
+/* ==== Places ==== */
+
+static void mpt__places_grow(const mpt__optimizer *optimizer, mpt__optim_state *state) {
+	if (mpt__coded(optimizer) && state->used + state->wanted > state->bytes)
+		state->bytes = state->used + state->wanted;
+}
+
+/* Whether a state has no room for what is wanted. */
+static bool mpt__places_lack(const mpt__optimizer *optimizer, const mpt__optim_state *state) {
+	return mpt__coded(optimizer) && state->used + state->wanted > state->bytes;
+}
+
+static void mpt__place_take(const mpt__optimizer *optimizer, mpt__optim_state *state,
+	mpt__optim_item *item, int64_t numel) {
+	if (!mpt__coded(optimizer)) return;
+	item->place = numel < MPT__CODED_FROM ? state->used : ~state->used;
+	state->used += mpt__moment_bytes(numel);
+}
+
+static void mpt__place_show(
+	const mpt__optimizer *optimizer, const mpt__optim_item *item, int64_t *row) {
+	if (mpt__coded(optimizer)) row[MPT__SEGMENT_PLACE] = item->place;
+}
+
+static void mpt__codes_show(mpt__launch *launch, const mpt__optimizer *optimizer,
+	const mpt__optim_state *state, const int *position) {
+	if (!mpt__coded(optimizer)) return;
+	for (int k = 0; k < MPT__MASTER; k++)
+		if (state->mirror[k])
+			mpt__operand_on(
+				launch, position[k], state->mirror[k], MPT_U8, 0, state->bytes, MPT__READ_WRITE);
+	mpt__operand_on(launch, 9, optimizer->codes, MPT_I32, 0, 2 * MPT__CODE_BOOK, MPT__READ);
+}
+
+#endif
+
 MPT__END_REGION
 /* ----
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
@@ -45167,6 +45479,19 @@ static bool mpt__wants_mirror(
 								  : true;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* Moment k of a larger state, if it is of bytes. */
+static bool mpt__codes_grow(mpt_context *ctx, const mpt__optimizer *optimizer,
+	const mpt__optim_state *state, mpt__optim_state *larger, int k) {
+	if (!mpt__coded(optimizer) || k >= MPT__MASTER) return false;
+	uint32_t *to = &larger->mirror[k];
+	*to = mpt__storage_new(ctx, larger->bytes, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+	if (*to && state->mirror[k])
+		mpt__copy_elements(ctx, state->mirror[k], MPT_U8, 0, *to, MPT_U8, 0, state->bytes);
+	return true;
+}
+#endif
+
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
 static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optimizer,
 	mpt__optim_state *state, int64_t first, int64_t end) {
@@ -45174,10 +45499,12 @@ static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optim
 	if (state->count > 0 && state->first < first) first = state->first;
 	if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
 	larger.first = first, larger.count = end - first;
+	mpt__places_grow(optimizer, &larger);
 	memset(larger.mirror, 0, sizeof larger.mirror);
 	for (int k = 0; k < MPT__MIRRORS && mpt__ok(ctx); k++) {
 		if (!mpt__wants_mirror(ctx, optimizer, state, k)) continue;
 		mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
+		if (mpt__codes_grow(ctx, optimizer, state, &larger, k)) continue;
 		larger.mirror[k] = mpt__storage_new(ctx, larger.count * 4, kind, MPT__FROM_DEVICE, true);
 		if (larger.mirror[k] && state->mirror[k])
 			mpt__copy_elements(ctx, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
@@ -45242,16 +45569,43 @@ static uint32_t mpt__state_of(mpt_context *ctx, mpt__optimizer *optimizer, uint3
 	return (uint32_t)optimizer->state_count++;
 }
 
+/* NULL if the optimizer does not hold the parameter. */
+static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
+	for (int64_t i = 0; i < optimizer->item_count; i++)
+		if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
+	return NULL;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Adds up what moments the listed parameters will have. */
+static void mpt__places_want(
+	mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
+	for (int64_t i = 0; i < optimizer->state_count; i++) optimizer->states[i].wanted = 0;
+	for (int64_t i = 0; i < count; i++) {
+		const mpt__parameter *parameter = &ctx->parameters[list[i]];
+		uint32_t state = mpt__state_of(ctx, optimizer, parameter->block);
+		if (state == UINT32_MAX) return;
+		if (!mpt__item_of(optimizer, list[i]))
+			optimizer->states[state].wanted += mpt__moment_bytes(parameter->numel);
+	}
+}
+#endif
+
 /* Makes the states cover the listed parameters, each state in one go. */
 static mpt_status mpt__states_prepare(
 	mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__coded(optimizer)) mpt__places_want(ctx, optimizer, list, count);
+#endif
 	for (int64_t i = 0; i < count && mpt__ok(ctx); i++) {
 		const mpt__parameter *parameter = &ctx->parameters[list[i]];
 		uint32_t index = mpt__state_of(ctx, optimizer, parameter->block);
 		if (index == UINT32_MAX) break;
 		mpt__optim_state *state = &optimizer->states[index];
 		int64_t first = parameter->offset, end = first + parameter->numel;
-		if (first >= state->first && end <= state->first + state->count) continue;
+		if (first >= state->first && end <= state->first + state->count &&
+			!mpt__places_lack(optimizer, state))
+			continue;
 		for (int64_t k = i + 1; k < count; k++) {
 			const mpt__parameter *other = &ctx->parameters[list[k]];
 			if (other->block != parameter->block) continue;
@@ -45263,13 +45617,6 @@ static mpt_status mpt__states_prepare(
 	return ctx->base.status;
 }
 
-/* NULL if the optimizer does not hold the parameter. */
-static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
-	for (int64_t i = 0; i < optimizer->item_count; i++)
-		if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
-	return NULL;
-}
-
 /* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
    need. */
 static mpt_status mpt__check_stochastic(
@@ -45279,8 +45626,7 @@ static mpt_status mpt__check_stochastic(
 		mpt_dtype dtype = (mpt_dtype)ctx->blocks[parameter->block].dtype;
 		if (dtype == MPT_BF16) continue;
 		return mpt__error(ctx, DTYPE,
-			"stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
-			"before the optimizer is made",
+			"stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) first",
 			parameter->path, dtype);
 	}
 	return MPT_OK;
@@ -45300,7 +45646,7 @@ static mpt_status mpt__check_free(
 			continue;
 		return mpt__error(ctx, STATE,
 			"parameter %s is in another optimizer already; destroy that one, or set "
-			"allow_shared in the config if both shall update it",
+			"allow_shared if both shall update it",
 			parameter->path);
 	}
 	return MPT_OK;
@@ -45353,6 +45699,7 @@ static void mpt__item_add(
 	state->held++;
 	mpt__module *holder = mpt__module_slot(ctx, parameter->module);
 	state->stream = mpt__module_root(ctx, holder)->path_hash;
+	mpt__place_take(optimizer, state, item, parameter->numel);
 	if (state->mirror[MPT__MASTER])
 		mpt__master_load(ctx, state, parameter->offset, parameter->numel);
 	if (optimizer->initial == 0) return;
@@ -45448,6 +45795,9 @@ static void mpt__optimizer_free(mpt_context *ctx, void *object) {
 		mpt__host_free(ctx, optimizer->own, optimizer->own->bytes);
 	}
 #endif
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__coded(optimizer)) mpt__storage_forget(ctx, &optimizer->codes);
+#endif
 	mpt__items_free(ctx, optimizer);
 	mpt__room_free(ctx, optimizer->states, optimizer->state_capacity);
 	mpt__room_free(ctx, optimizer->groups, optimizer->group_capacity);
@@ -45468,7 +45818,24 @@ typedef struct mpt__plan {
 	double lr, weight_decay, setting[MPT__SETTINGS];
 	bool variant, maximize, shared, stochastic;
 	double initial;
+	int state_bits;
 } mpt__plan;
+
+/* Whether moments of that many bits can be had; else an error. */
+static bool mpt__check_state_bits(mpt_context *ctx, const mpt__rule *rule, const mpt__plan *plan) {
+#ifdef MPTRAIN_NO_FRUGAL
+	(void)rule;
+	(void)plan;
+	return mpt__reject(ctx, UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
+#else
+	if (plan->state_bits != 8)
+		return mpt__reject(ctx, ARGUMENT, "state_bits = %d; expected 32 or 8", plan->state_bits);
+	if (rule->function != MPT__FN_RMSPROP || !plan->variant) return true;
+	return mpt__reject(ctx, ARGUMENT,
+		"centered RMSprop takes squares from squares that 8 bits cannot tell apart; set "
+		"state_bits = 32");
+#endif
+}
 
 /* An optimizer over all parameters of a tree. */
 static mpt_optimizer mpt__optimizer_new(
@@ -45479,6 +45846,8 @@ static mpt_optimizer mpt__optimizer_new(
 	for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
 		ok = mpt__check_number(ctx, rule->setting[i].name, plan->setting[i], rule->setting[i].low,
 			rule->setting[i].below);
+	const bool plain = (plan->state_bits & ~32) == 0; /* 32, or 0 */
+	ok = ok && (plain || mpt__check_state_bits(ctx, rule, plan));
 	mpt__optimizer *optimizer =
 		ok ? (mpt__optimizer *)mpt__object_make(ctx, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
 	if (!optimizer) return mpt__optimizer_handle(ctx, NULL);
@@ -45490,6 +45859,9 @@ static mpt_optimizer mpt__optimizer_new(
 	optimizer->stochastic = plan->stochastic;
 	optimizer->initial = plan->initial;
 	optimizer->refuses_nonfinite = true;
+#ifndef MPTRAIN_NO_FRUGAL
+	if (!plain) optimizer->codes = mpt__codebooks(ctx);
+#endif
 	for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
 	if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
 		mpt__take_module(ctx, optimizer, module, NULL, 0);
@@ -45555,12 +45927,12 @@ static const mpt__rule mpt__lion_rule = {MPT__K_MOMENTS, MPT__FN_LION, true,
 	{{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 mpt_sgd_config mpt_sgd_config_default(void) {
-	mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
+	mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false, 32};
 	return config;
 }
 
 mpt_adam_config mpt_adam_config_default(void) {
-	mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
+	mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false, 32};
 	return config;
 }
 
@@ -45571,7 +45943,7 @@ mpt_adamw_config mpt_adamw_config_default(void) {
 }
 
 mpt_rmsprop_config mpt_rmsprop_config_default(void) {
-	mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
+	mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false, 32};
 	return config;
 }
 
@@ -45586,14 +45958,14 @@ mpt_adadelta_config mpt_adadelta_config_default(void) {
 }
 
 mpt_lion_config mpt_lion_config_default(void) {
-	mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
+	mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false, 32};
 	return config;
 }
 
 mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
 	mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
 	mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.maximize,
-		c.allow_shared, c.stochastic_rounding, 0};
+		c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
 	if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
 		return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
 	mpt__misuse(module.context, "mpt_sgd", ARGUMENT,
@@ -45604,7 +45976,7 @@ mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
 static mpt_optimizer mpt__adam_new(
 	const char *name, mpt_module module, mpt_adam_config c, bool decoupled) {
 	mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize,
-		c.allow_shared, c.stochastic_rounding, 0};
+		c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
 	return mpt__optimizer_new(
 		name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule, &plan);
 }
@@ -45620,14 +45992,14 @@ mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
 mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
 	mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
 	mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered, c.maximize,
-		c.allow_shared, c.stochastic_rounding, 0};
+		c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
 	return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
 mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
 	mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
 	mpt__plan plan = {c.lr, c.weight_decay, {c.lr_decay, c.eps, 0}, false, c.maximize,
-		c.allow_shared, c.stochastic_rounding, c.initial_accumulator};
+		c.allow_shared, c.stochastic_rounding, c.initial_accumulator, 0};
 	if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
 		return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
 	mpt__misuse(module.context, "mpt_adagrad", ARGUMENT,
@@ -45638,14 +46010,14 @@ mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
 mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
 	mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
 	mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
-		c.stochastic_rounding, 0};
+		c.stochastic_rounding, 0, 0};
 	return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
 mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
 	mpt_lion_config c = config ? *config : mpt_lion_config_default();
 	mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize,
-		c.allow_shared, c.stochastic_rounding, 0};
+		c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
 	return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 
@@ -46062,7 +46434,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
 			int64_t offset = parameter->offset - state->first;
 			if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
 				last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
-				item->history == history) {
+				item->history == history && !mpt__coded(optimizer)) {
 				last[MPT__SEGMENT_COUNT] += parameter->numel;
 				last[MPT__SEGMENT_STEPS]++;
 				continue;
@@ -46074,6 +46446,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
 			last[MPT__SEGMENT_COUNT] = parameter->numel;
 			last[MPT__SEGMENT_STEP] = i;
 			last[MPT__SEGMENT_STEPS] = 1;
+			mpt__place_show(optimizer, item, last);
 		}
 		state->rows = rows - state->row;
 	}
@@ -46124,7 +46497,7 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
 		if (!parameter->live || parameter->block != item->block)
 			return mpt__error(ctx, STATE,
 				"the module whose parameters the optimizer holds was destroyed; "
-				"destroy the optimizer too and make one for the new module");
+				"destroy the optimizer too, and make a new one");
 		if (item->had_grad != parameter->has_grad) {
 			item->had_grad = parameter->has_grad;
 			changed = true;
@@ -46407,6 +46780,7 @@ static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
 		if (state->mirror[k])
 			mpt__operand_on(
 				launch, position[k], state->mirror[k], MPT_F32, at, state->count, MPT__READ_WRITE);
+	mpt__codes_show(launch, optimizer, state, position);
 	launch->slot[1] = place->slot;
 	launch->slot[2] = found_slot;
 	mpt__schedule_operand(launch, optimizer, group);
@@ -46586,6 +46960,31 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
 
 /* ==== State ==== */
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* Where moment k of item i lies among bytes. */
+static void mpt__item_placed(
+	const mpt__optimizer *optimizer, int64_t i, int k, mpt__state_item *item) {
+	const int64_t place = optimizer->items[i].place;
+	if (k >= MPT__MASTER) return;
+	item->dtype = place < 0 ? MPT_U8 : MPT_F32;
+	item->offset = place < 0 ? ~place : place / 4;
+}
+
+/* The largest magnitudes behind the codes that were visited. */
+static mpt_status mpt__visit_peaks(mpt_context *ctx, char *name, const mpt__state_item *codes,
+	mpt__state_visitor visit, void *user) {
+	mpt__state_item item = *codes;
+	const size_t length = strlen(name);
+	mpt__format_text(name + length, MPT__STATE_NAME - length, ".absmax");
+	item.dtype = MPT_F32;
+	item.offset = (codes->offset + mpt__code_peaks(codes->count)) / 4;
+	item.count = mpt__code_blocks(codes->count);
+	item.shape.rank = 1;
+	item.shape.dim[0] = item.count;
+	return visit(ctx, user, &item);
+}
+#endif
+
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
    applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(
@@ -46609,11 +47008,18 @@ static mpt_status mpt__optimizer_visit(
 			item.count = step ? 1 : parameter->numel;
 			item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
 			item.module = parameter->module;
+#ifndef MPTRAIN_NO_FRUGAL
+			if (mpt__coded(optimizer)) mpt__item_placed(optimizer, i, k, &item);
+#endif
 			mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
 				step                   ? "step"
 					: k == MPT__MASTER ? "master"
 									   : rule->moment[k].name);
 			status = visit(ctx, user, &item);
+#ifndef MPTRAIN_NO_FRUGAL
+			if (mpt__coded(optimizer) && item.dtype == MPT_U8 && status == MPT_OK)
+				status = mpt__visit_peaks(ctx, name, &item, visit, user);
+#endif
 		}
 	}
 	if (status != MPT_OK) return status;
@@ -46689,6 +47095,7 @@ static mpt_status mpt__inside_rows(mpt_context *ctx, mpt__optimizer *optimizer) 
 		row[MPT__SEGMENT_COUNT] = ctx->parameters[optimizer->items[i].parameter].numel;
 		row[MPT__SEGMENT_STEP] = i;
 		row[MPT__SEGMENT_STEPS] = 1;
+		mpt__place_show(optimizer, &optimizer->items[i], row);
 		mpt__row_groups(optimizer)[i] = optimizer->items[i].group;
 	}
 	optimizer->row_count = optimizer->item_count + 1; /* none is the last */
@@ -47726,7 +48133,7 @@ mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_con
 	mpt_context *ctx = module.context;
 	const mpt_user_optimizer_config c = config ? *config : mpt_user_optimizer_config_default();
 	const mpt__plan plan = {
-		c.lr, c.weight_decay, {0, 0, 0}, false, false, c.allow_shared, false, 0};
+		c.lr, c.weight_decay, {0, 0, 0}, false, false, c.allow_shared, false, 0, 0};
 	if (!c.update || c.states < 0 || c.states > MPT__MOMENTS) {
 		mpt__misuse(ctx, call, ARGUMENT,
 			"expected a config with an update and 0..%d states, got %s%d", (int)MPT__MOMENTS,
@@ -48344,7 +48751,7 @@ static bool mpt__lbfgs_make(
 mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
 	mpt_context *ctx = module.context;
 	const mpt_lbfgs_config c = config ? *config : mpt_lbfgs_config_default();
-	const mpt__plan plan = {c.lr, 0, {0, 0, 0}, false, false, c.allow_shared, false, 0};
+	const mpt__plan plan = {c.lr, 0, {0, 0, 0}, false, false, c.allow_shared, false, 0, 0};
 	const mpt_optimizer made = mpt__optimizer_new("mpt_lbfgs", module, &mpt__own_rules[0], &plan);
 	if (!made.slot) return made;
 	if (mpt__lbfgs_check(ctx, &c) && mpt__lbfgs_make(ctx, mpt__optimizer_at(ctx, made), &c))
@@ -48737,7 +49144,7 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 	mpt_context *ctx = module.context;
 	const mpt_muon_config c = config ? *config : mpt_muon_config_default();
 	const mpt__plan plan = {c.lr, c.weight_decay, {c.adamw.beta1, c.adamw.beta2, c.adamw.eps},
-		true, c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+		true, c.maximize, c.allow_shared, c.stochastic_rounding, 0, 0};
 	const mpt_optimizer made = mpt__optimizer_new("mpt_muon", module, &mpt__adam_rule, &plan);
 	if (!made.slot) return made;
 	mpt__optimizer *optimizer = mpt__optimizer_at(ctx, made);
@@ -48846,8 +49253,7 @@ static bool mpt__check_plan(mpt_context *ctx, const mpt__optimizer *optimizer,
 	if (!plan->cycles) return true;
 	if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
 		return mpt__reject(ctx, STATE,
-			"the optimizer has no momentum that could cycle; set cycle_momentum = "
-			"false, or a momentum > 0");
+			"the optimizer has no momentum that could cycle; set one, or cycle_momentum = false");
 	return mpt__check_number(ctx, "base_momentum", plan->low_momentum, 0, 1) &&
 		mpt__check_number(ctx, "max_momentum", plan->high_momentum, 0, 1);
 }
@@ -54468,7 +54874,7 @@ MPT__END_FLOAT_CONTROL
 	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
-	of several batches, or of parts of one.
+	of several batches, or of parts of one; moments of 8 bits.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.
@@ -57151,6 +57557,92 @@ MPT__FN void MPT__LEVEL(planes)(const mpt__planes *p) {
 #undef MPT__PLANE_VECTORS
 #undef MPT__PLANE_ROWS
 #endif
+/* ----
+ * cpu/template/codes.c: moments from their codes and back, with the bits of the tables, but by
+ * arithmetic: gathers are slow. Within a power of ten magnitudes number j = p .. 2 p - 1 (counted
+ * from 1 where there is no sign) lie on a line, p being a power of 2. The codebook has, by powers
+ * of ten, 8 floats twice each: the largest y of the one before; scale, shift and bound of the line;
+ * divisors.
+ * ---- */
+#if defined(MPT__V) && !defined(MPTRAIN_NO_FRUGAL)
+
+/* (2 p + 18 (j - p) + 9) / (2 p 10^(7 - decade)), both of which floats hold. */
+MPT__FN void MPT__LEVEL(decode)(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
+								mpt__real peak, bool plain) {
+	const float *below = MPT__CODE_LINES(book) + 64;
+	const v_i zero = v_iset(plain ? -1 : MPT__CODE_ZERO), sign = v_iset(MPT__SIGN_BIT);
+	const v_i power = v_iset(0x7f800000), bias = v_iset(plain ? 128 : 127);
+	const v_f factor = v_set(peak), least = v_set(plain ? 2.0f : 1.0f);
+	int64_t i = 0;
+	for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) {
+		const v_i way = v_isub(v_bits(v_load_bytes(code + i, MPT__WIDTH)), zero);
+		const v_f j = v_abs(v_convert(way)), p = v_float(v_iand(v_bits(j), power));
+		const v_f above = v_sub(v_mul(v_set(18), j), v_mul(v_set(16), p));
+		const v_i decade = v_isub(v_sar23(v_bits(p)), bias);
+		v_f size = v_div(v_add(above, v_set(9)), v_pick(below, decade));
+		size = v_select(v_greater(least, j), v_zero(), size);
+		size = v_float(v_ior(v_bits(size), v_iand(way, sign)));
+		v_store(x + i, v_mul(size, factor));
+	}
+	mpt__ref_decode(x + i, code + i, n - i, book, peak, plain);
+}
+
+MPT__FN uint32_t MPT__LEVEL(code_peak)(const mpt__real *x, int64_t n) {
+	const v_i mask = v_iset(0x7fffffff);
+	uint32_t lane[MPT__WIDTH];
+	v_f most[2] = {v_zero(), v_zero()};
+	int64_t i = 0;
+	for (; i + 2 * MPT__WIDTH <= n; i += 2 * MPT__WIDTH) {
+		const v_i a = v_iand(v_words(x + i), mask), b = v_iand(v_words(x + i + MPT__WIDTH), mask);
+		most[0] = v_select(v_igt(a, v_bits(most[0])), v_float(a), most[0]);
+		most[1] = v_select(v_igt(b, v_bits(most[1])), v_float(b), most[1]);
+	}
+	uint32_t peak = mpt__ref_code_peak(x + i, n - i);
+	most[0] = v_select(v_igt(v_bits(most[0]), v_bits(most[1])), most[0], most[1]);
+	memcpy(lane, most, sizeof lane);
+	for (int k = 0; k < MPT__WIDTH; k++) peak = lane[k] > peak ? lane[k] : peak;
+	return peak;
+}
+
+/* Where j comes so close to the middle of two numbers that rounding may have moved it, the tables
+   decide on the whole block: one in thirty. */
+MPT__FN void MPT__LEVEL(encode)(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
+								mpt__real peak, bool plain) {
+	const float *limit = MPT__CODE_LINES(book);
+	const float *scale = limit + 16, *shift = limit + 32, *most = limit + 48;
+	const v_f below = v_set(peak), whole = v_set(8388608), middle = v_set(limit[4]);
+	const v_f zero = v_set(8388608 + MPT__CODE_ZERO), lowest = v_set(-MPT__CODE_ZERO);
+	const v_f some = v_set(plain ? 2.0f : 1.0f), normal = v_float(v_iset(0x007fffff));
+	const v_i one = v_iset(1), two = v_iset(2), four = v_iset(4), sign = v_iset(MPT__SIGN_BIT);
+	v_f worst = v_zero();
+	int64_t i = 0;
+	for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) {
+		const v_f value = v_load(x + i), size = v_abs(value), y = v_div(size, below);
+		v_i at = v_bits(v_select(v_greater(y, middle), v_float(four), v_zero()));
+		v_m past = v_greater(y, v_pick(limit, v_iadd(at, two)));
+		at = v_iadd(at, v_bits(v_select(past, v_float(two), v_zero())));
+		past = v_greater(y, v_pick(limit, v_iadd(at, one)));
+		at = v_iadd(at, v_bits(v_select(past, v_float(one), v_zero())));
+		v_f j = v_add(v_mul(y, v_pick(scale, at)), v_pick(shift, at));
+		const v_m there = v_igt(v_bits(size), v_bits(normal));
+		j = v_smaller(v_larger(j, v_select(there, some, v_zero())), v_pick(most, at));
+		v_f number = v_add(j, whole);
+		const v_f own = v_sub(number, whole);
+		worst = v_larger(worst, v_abs(v_sub(j, own)));
+		if (plain) {
+			number = v_float(v_iand(v_isub(v_bits(number), one), v_iset(255)));
+			v_store_bytes(code + i, number, MPT__WIDTH);
+		} else {
+			number = v_float(v_ior(v_bits(own), v_iand(v_bits(value), sign)));
+			number = v_float(v_iand(v_bits(v_add(v_larger(number, lowest), zero)), v_iset(255)));
+			v_store_bytes(code + i, number, MPT__WIDTH);
+		}
+	}
+	if (v_peak(worst) > 0.5f - MPT__CODE_DOUBT) i = 0;
+	mpt__ref_encode(code + i, x + i, n - i, book, peak, plain);
+}
+
+#endif
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -57216,7 +57708,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
 	,
-	MPT__LEVEL(gates)
+	MPT__LEVEL(gates),
+	MPT__LEVEL(decode),
+	MPT__LEVEL(code_peak),
+	MPT__LEVEL(encode)
 #endif
 };
 

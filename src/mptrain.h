@@ -169,6 +169,7 @@ MPT__END_REGION
 #include "train/optimizer.h"
 MPT__BEGIN_COLD
 #include "train/rates.c"
+#include "train/codes.c"
 MPT__END_REGION
 #include "train/optimizers.c"
 MPT__BEGIN_COLD

@@ -8,7 +8,8 @@ enum { BATCH = 16, WIDTH = 64, KINDS = 8 };
 
 typedef struct run_kind {
     const char *name;
-    int optimizer; /* 0 adamw, 1 sgd with momentum, 2 adamw that rounds by chance, 3 rmsprop */
+    int optimizer; /* 0 adamw, 1 sgd with momentum, 2 adamw that rounds by chance, 3 rmsprop, 4
+                      adamw with moments of 8 bits */
     mpt_dtype precision, parameters;
     bool inside, tied;
 } run_kind;
@@ -24,6 +25,7 @@ static mpt_optimizer make_optimizer(mpt_module net, int kind) {
     adamw.lr = 0.01, adamw.weight_decay = 0.1;
     sgd.lr = 0.05, sgd.momentum = 0.9, sgd.nesterov = true, sgd.weight_decay = 1e-3;
     adamw.stochastic_rounding = kind == 2;
+    if (kind == 4) adamw.state_bits = 8;
     return kind == 1 ? mpt_sgd(net, &sgd) : kind == 3 ? mpt_rmsprop(net, NULL)
                                                       : mpt_adamw(net, &adamw);
 }
@@ -95,6 +97,8 @@ TEST(updates_inside_have_the_bits_of_steps) {
         {"by chance", 2, MPT_F32, MPT_BF16, false, false},
         {"sgd", 1, MPT_F32, MPT_F32, false, false},
         {"rmsprop", 3, MPT_F32, MPT_F32, false, false},
+        {"8 bits", 4, MPT_F32, MPT_F32, false, false},
+        {"8 bits, bf16 weights", 4, MPT_F32, MPT_BF16, false, true},
         {"tied", 0, MPT_F32, MPT_F32, false, true},
         {"tied, bf16", 1, MPT_BF16, MPT_F32, false, true},
     };

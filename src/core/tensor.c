@@ -502,7 +502,7 @@ static uint16_t mpt__scalar_take(mpt_context *ctx) {
         }
     }
     mpt__error(ctx, MEMORY,
-        "all %d device scalars are in use; destroy optimizers or scalers that are no longer needed",
+        "all %d device scalars are in use; destroy optimizers or scalers",
         (int)MPT__SLOT_COUNT);
     return 0;
 }

@@ -271,6 +271,13 @@ typedef struct mpt__routines {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
     void (*gates)(uint32_t *words, mpt__real *x, bool open); /* of a group; NULL: plain loops */
+    /* Values of codes times `peak`; bits of the largest magnitude, NaN above all; codes of x over
+       `peak`, which is that, a normal number. plain: without signs. */
+    void (*decode)(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
+        mpt__real peak, bool plain);
+    uint32_t (*code_peak)(const mpt__real *x, int64_t n);
+    void (*encode)(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
+        mpt__real peak, bool plain);
 #endif
 } mpt__routines;
 

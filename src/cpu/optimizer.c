@@ -165,6 +165,10 @@ struct mpt__cpu_update {
     mpt__rng_key key; /* by this sequence, */
     int64_t before;   /* from this word on */
     mpt__update_fn update;
+#ifndef MPTRAIN_NO_FRUGAL
+    const int32_t *books; /* NULL: moments are no bytes */
+    bool coded;           /* those of the segment are codes */
+#endif
 };
 
 /* The reference: one after the other. */
@@ -200,6 +204,86 @@ static void mpt__cpu_put_stochastic(
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
+/* ---- Moments that are bytes ---- */
+
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__cpu_moment(w, k, at, block, n) \
+    mpt__cpu_edit(&(w)->moment[k], (w)->segment[MPT__SEGMENT_OFFSET] + (at), block, n)
+#define mpt__cpu_put_moment(w, k, at, x, n) \
+    mpt__cpu_put(&(w)->moment[k], (w)->segment[MPT__SEGMENT_OFFSET] + (at), 1, x, n)
+#define MPT__UPDATE_BLOCK(w) MPT__BLOCK
+#else
+#define MPT__UPDATE_BLOCK(w) ((w)->coded ? MPT__CODE_BLOCK : MPT__BLOCK)
+
+static void mpt__ref_decode(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
+    mpt__real peak, bool plain) {
+    (void)plain;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (mpt__real)mpt__f32_from_bits((uint32_t)book[code[i]]) * peak;
+}
+
+static uint32_t mpt__ref_code_peak(const mpt__real *x, int64_t n) {
+    uint32_t peak = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t size = mpt__f32_bits((float)x[i]) & 0x7fffffff;
+        peak = size > peak ? size : peak;
+    }
+    return peak;
+}
+
+static void mpt__ref_encode(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
+    mpt__real peak, bool plain) {
+    for (int64_t i = 0; i < n; i++) {
+        const float at = (float)x[i];
+        code[i] = (uint8_t)mpt__code_of(book, mpt__f32_bits(at),
+            mpt__f32_bits(at / (float)peak) & 0x7fffffff, plain);
+    }
+}
+
+/* Where block `at` of moment k has its codes; *peak: and its largest magnitude. */
+static uint8_t *mpt__cpu_codes(const mpt__cpu_update *w, int k, int64_t at, float **peak) {
+    uint8_t *codes = (uint8_t *)w->moment[k].data + ~w->segment[MPT__SEGMENT_PLACE];
+    void *peaks = codes + mpt__code_peaks(w->segment[MPT__SEGMENT_COUNT]);
+    *peak = (float *)peaks + at / MPT__CODE_BLOCK;
+    return codes + at;
+}
+static int64_t mpt__cpu_floats(const mpt__cpu_update *w) {
+    return w->books ? w->segment[MPT__SEGMENT_PLACE] / 4 : w->segment[MPT__SEGMENT_OFFSET];
+}
+
+/* Moment k of elements [at, at + n) of the segment: where it lies, or in `block`. */
+static mpt__real *mpt__cpu_moment(
+    const mpt__cpu_update *w, int k, int64_t at, mpt__real *block, int64_t n) {
+    const int plain = mpt__law_unsigned(&w->law, k);
+    float *peak;
+    if (!w->coded) return mpt__cpu_edit(&w->moment[k], mpt__cpu_floats(w) + at, block, n);
+    const uint8_t *codes = mpt__cpu_codes(w, k, at, &peak);
+    w->param.routines->decode(
+        block, codes, n, w->books + plain * MPT__CODE_BOOK, (mpt__real)*peak, plain != 0);
+    return block;
+}
+
+/* One number that is not finite makes the block NaN: no code could tell of it alone. */
+static void mpt__cpu_put_moment(
+    const mpt__cpu_update *w, int k, int64_t at, const mpt__real *x, int64_t n) {
+    const mpt__routines *routines = w->param.routines;
+    const int plain = mpt__law_unsigned(&w->law, k);
+    float *peak;
+    if (!w->coded) {
+        mpt__cpu_put(&w->moment[k], mpt__cpu_floats(w) + at, 1, x, n);
+        return;
+    }
+    uint8_t *codes = mpt__cpu_codes(w, k, at, &peak);
+    const uint32_t most = mpt__code_most(routines->code_peak(x, n));
+    *peak = mpt__f32_from_bits(most);
+    if (mpt__code_is_number(most))
+        routines->encode(
+            codes, x, n, w->books + plain * MPT__CODE_BOOK, (mpt__real)*peak, plain != 0);
+    else
+        memset(codes, plain ? 0 : MPT__CODE_ZERO, (size_t)n);
+}
+#endif
+
 static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_update *w = (const mpt__cpu_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
@@ -208,13 +292,13 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
     bool along = weights != &w->param && mpt__cpu_is_half(w->param.dtype);
     mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
-    for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__cpu_min(MPT__BLOCK, end - at);
+    for (int64_t at = begin; at < end; at += MPT__UPDATE_BLOCK(w)) {
+        int64_t n = mpt__cpu_min(MPT__UPDATE_BLOCK(w), end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
         mpt__real *p = mpt__cpu_edit(weights, offset, block[0], n);
         const mpt__real *g = mpt__cpu_in(&w->gradient, offset, 1, block[1], n);
         for (int k = 0; k < 3; k++)
-            if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
+            if (w->moment[k].data) m[k] = mpt__cpu_moment(w, k, at, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
         w->update(w, p, g, m, half, n);
         if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
@@ -223,7 +307,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
         else if (!along)
             mpt__cpu_put(&w->param, offset, 1, p, n);
         for (int k = 0; k < 3; k++)
-            if (m[k]) mpt__cpu_put(&w->moment[k], offset, 1, m[k], n);
+            if (m[k]) mpt__cpu_put_moment(w, k, at, m[k], n);
     }
 }
 
@@ -274,8 +358,15 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update
     w->stochastic = launch->index[3] != 0;
     w->before = launch->operand[0].offset;
     w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
+#ifndef MPTRAIN_NO_FRUGAL
+    if (launch->n_operands > 9) w->books = (const int32_t *)call->data[9];
+    for (int k = 0; k < 3 && w->books; k++) w->moment[k].dtype = MPT_F32; /* or codes */
+#endif
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
         w->segment = mpt__cpu_segment(call, 4, s);
+#ifndef MPTRAIN_NO_FRUGAL
+        w->coded = w->books && w->segment[MPT__SEGMENT_PLACE] < 0;
+#endif
         int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
         bool known = s > 0 && step == w->step;
         w->step = step;
@@ -600,6 +691,9 @@ static const mpt__routines mpt__ref_routines = {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
     NULL,
+    mpt__ref_decode,
+    mpt__ref_code_peak,
+    mpt__ref_encode,
 #endif
 };
 

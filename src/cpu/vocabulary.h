@@ -196,5 +196,6 @@
 #define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
+#define v_pick MPT__V(pick)
 
 #endif

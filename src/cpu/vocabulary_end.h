@@ -126,5 +126,6 @@
 #undef v_dot2
 #undef v_word
 #undef v_store_pair
+#undef v_pick
 
 #endif

@@ -246,6 +246,7 @@ struct mpt__update {
     void *param; /* of `dtype`; with a master only written */
     int dtype;
     float *master, *first, *second, *third; /* NULL: absent */
+    const int *books; /* not NULL: moments are bytes */
     const float *gradient;
     int aligned, maximize;
     mpt__law law;
@@ -309,6 +310,15 @@ __device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const
 /* SGD and Adam apart from each other, and from all that v_updated knows: in one kernel they spill. */
 enum { MPT__UPDATE_SGD, MPT__UPDATE_ADAM, MPT__UPDATE_MOMENTS };
 
+template <int FORM>
+__device__ __forceinline__ float mpt__updated(const mpt__update &u, const mpt__segment_pace &pace,
+                                              float p, float g, float *m, float *v, float *w) {
+    auto update = FORM == MPT__UPDATE_MOMENTS ? v_updated
+                  : FORM == MPT__UPDATE_ADAM  ? v_adam
+                                              : v_sgd;
+    return update(&u.law, &pace.rates, p, g, m, v, w);
+}
+
 template <int N, int FORM>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__segment_pace &pace,
                                                float multiplier, long long at) {
@@ -322,19 +332,157 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
         mpt__read<N>(u.param, u.dtype, at, p);
     }
     if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
-    for (int i = 0; i < N; i++) {
-        const float gradient = g[i] * multiplier;
-        auto update = FORM == MPT__UPDATE_MOMENTS ? v_updated
-                      : FORM == MPT__UPDATE_ADAM  ? v_adam
-                                                  : v_sgd;
-        p[i] = update(&u.law, &pace.rates, p[i], gradient, &m[i], &v[i], &w[i]);
-    }
+    for (int i = 0; i < N; i++)
+        p[i] = mpt__updated<FORM>(u, pace, p[i], g[i] * multiplier, &m[i], &v[i], &w[i]);
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
     if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
     if (u.stochastic) mpt__round_by_chance<N>(u, pace, u.before + at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
+}
+
+/* ---- Moments that are bytes ---- */
+
+/* Eight elements, or the first `count` of them. */
+template <bool WHOLE>
+__device__ __forceinline__ void mpt__read_some(const void *data, int dtype, long long at, int count,
+                                               float (&x)[8]) {
+    if (WHOLE)
+        mpt__load8(data, dtype, at, x);
+    else
+        for (int i = 0; i < 8; i++) x[i] = i < count ? mpt__load(data, dtype, at + i) : 0;
+}
+template <bool WHOLE>
+__device__ __forceinline__ void mpt__write_some(void *data, int dtype, long long at, int count,
+                                                const float (&x)[8]) {
+    if (WHOLE)
+        mpt__store8(data, dtype, at, x);
+    else
+        for (int i = 0; i < count; i++) mpt__store(data, dtype, at + i, x[i]);
+}
+
+/* A segment's moment k of elements [at, at + count), up to eight for each thread of the warp that
+   has a block of codes; and back. */
+struct mpt__coded {
+    unsigned char *bytes; /* of the segment; NULL: there is no such moment */
+    float *peaks;         /* NULL: its bytes are floats */
+    const int *book;
+    int plain;
+};
+
+__device__ __forceinline__ mpt__coded mpt__coded_of(const mpt__update &u, const long long *row,
+                                                    float *moment, int k) {
+    const long long place = row[MPT__SEGMENT_PLACE];
+    mpt__coded c = {(unsigned char *)moment, NULL, NULL, mpt__law_unsigned(&u.law, k)};
+    if (moment == NULL) return c;
+    c.bytes += place < 0 ? ~place : place;
+    c.book = u.books + c.plain * MPT__CODE_BOOK;
+    if (place < 0) c.peaks = (float *)(c.bytes + mpt__code_peaks(row[MPT__SEGMENT_COUNT]));
+    return c;
+}
+
+template <bool WHOLE>
+__device__ __forceinline__ void mpt__decode(const mpt__coded &c, long long at, int count,
+                                            float (&x)[8]) {
+    if (c.bytes == NULL) return;
+    if (c.peaks == NULL) {
+        mpt__read_some<WHOLE>(c.bytes, MPT_F32, at, count, x);
+        return;
+    }
+    const float peak = c.peaks[at / MPT__CODE_BLOCK];
+    uint2 eight = {0, 0};
+    if (WHOLE) eight = *(const uint2 *)(c.bytes + at);
+    for (int i = 0; i < 8; i++) {
+        int code = (int)((i < 4 ? eight.x : eight.y) >> i % 4 * 8 & 255);
+        if (!WHOLE) code = i < count ? c.bytes[at + i] : MPT__CODE_ZERO;
+        x[i] = __int_as_float(c.book[code]) * peak;
+    }
+}
+
+template <bool WHOLE>
+__device__ __forceinline__ void mpt__encode(const mpt__coded &c, long long at, int count,
+                                            const float (&x)[8]) {
+    if (c.bytes == NULL) return;
+    if (c.peaks == NULL) {
+        mpt__write_some<WHOLE>(c.bytes, MPT_F32, at, count, x);
+        return;
+    }
+    unsigned int most = 0;
+    for (int i = 0; i < 8; i++) {
+        const unsigned int size = __float_as_uint(x[i]) & 0x7fffffff;
+        if ((WHOLE || i < count) && size > most) most = size;
+    }
+    for (int step = MPT__WARP / 2; step > 0; step /= 2) {
+        const unsigned int other = __shfl_xor_sync(MPT__ALL, most, step);
+        if (other > most) most = other;
+    }
+    most = mpt__code_most(most);
+    const float peak = __uint_as_float(most);
+    if (threadIdx.x % MPT__WARP == 0) c.peaks[at / MPT__CODE_BLOCK] = peak;
+    uint2 eight = {0, 0};
+    for (int i = 0; i < 8; i++) {
+        unsigned int code = c.plain ? 0 : MPT__CODE_ZERO;
+        if (mpt__code_is_number(most))
+            code = mpt__code_of(c.book, __float_as_uint(x[i]),
+                                __float_as_uint(x[i] / peak) & 0x7fffffff, c.plain);
+        if (i < 4)
+            eight.x |= code << i * 8;
+        else
+            eight.y |= code << (i - 4) * 8;
+        if (!WHOLE && i < count) c.bytes[at + i] = (unsigned char)code;
+    }
+    if (WHOLE) *(uint2 *)(c.bytes + at) = eight;
+}
+
+/* A thread's share of a block: `at` counts from the segment's begin, which lies at `first`. */
+template <bool WHOLE, int FORM>
+__device__ __forceinline__ void mpt__coded_at(const mpt__update &u, const mpt__segment_pace &pace,
+                                              const mpt__coded (&of)[3], float multiplier,
+                                              long long first, long long at, int count) {
+    float p[8], g[8], m[8] = {0}, v[8] = {0}, w[8] = {0};
+    const long long place = first + at;
+    void *value = u.master != NULL ? (void *)u.master : u.param;
+    mpt__read_some<WHOLE>(u.gradient, MPT_F32, place, count, g);
+    mpt__read_some<WHOLE>(value, u.master != NULL ? (int)MPT_F32 : u.dtype, place, count, p);
+    mpt__decode<WHOLE>(of[0], at, count, m);
+    mpt__decode<WHOLE>(of[1], at, count, v);
+    if (FORM == MPT__UPDATE_MOMENTS) mpt__decode<WHOLE>(of[2], at, count, w);
+    for (int i = 0; i < 8; i++)
+        p[i] = mpt__updated<FORM>(u, pace, p[i], g[i] * multiplier, &m[i], &v[i], &w[i]);
+    mpt__encode<WHOLE>(of[0], at, count, m);
+    mpt__encode<WHOLE>(of[1], at, count, v);
+    if (FORM == MPT__UPDATE_MOMENTS) mpt__encode<WHOLE>(of[2], at, count, w);
+    if (u.master != NULL) mpt__write_some<WHOLE>(u.master, MPT_F32, place, count, p);
+    if (u.stochastic && WHOLE) mpt__round_by_chance<8>(u, pace, u.before + place, p);
+    for (int i = 0; i < 8 && u.stochastic && !WHOLE; i++) {
+        float one[1] = {p[i]};
+        mpt__round_by_chance<1>(u, pace, u.before + place + i, one);
+        p[i] = one[0];
+    }
+    mpt__write_some<WHOLE>(u.param, u.dtype, place, count, p);
+}
+
+/* A warp takes a block of codes: a chunk is so many whole ones, but for the last of a segment. */
+template <int FORM>
+__device__ void mpt__coded_chunk(const mpt__update &u, const mpt__segment_pace &pace,
+                                 float multiplier, const mpt__chunk &chunk) {
+    const long long *row = u.segments.rows + chunk.segment * MPT__SEGMENT_FIELDS;
+    const long long first = row[MPT__SEGMENT_OFFSET], begin = chunk.first - first;
+    const mpt__coded of[3] = {mpt__coded_of(u, row, u.first, 0),
+                              mpt__coded_of(u, row, u.second, 1),
+                              mpt__coded_of(u, row, u.third, 2)};
+    const int warp = threadIdx.x / MPT__WARP, own = threadIdx.x % MPT__WARP * 8;
+    for (long long at = warp * MPT__CODE_BLOCK; at < chunk.count;
+         at += MPT__THREADS / MPT__WARP * MPT__CODE_BLOCK) {
+        const long long left = chunk.count - at;
+        if (u.aligned && first % 8 == 0 && left >= MPT__CODE_BLOCK) {
+            mpt__coded_at<true, FORM>(u, pace, of, multiplier, first, begin + at + own, 8);
+        } else {
+            const int count = left - own < 0 ? 0 : left - own > 8 ? 8 : (int)(left - own);
+            mpt__coded_at<false, FORM>(u, pace, of, multiplier, first, begin + at + own, count);
+        }
+    }
 }
 
 /* The end of an update: its steps are counted. One block. */
@@ -347,7 +495,7 @@ __device__ void mpt__commit(const mpt__update &u) {
     if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
 }
 
-template <int FORM>
+template <int FORM, bool CODED>
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__segment_pace shared;
     mpt__segment_pace pace;
@@ -362,6 +510,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
             if (threadIdx.x == 0) shared = mpt__segment_pace_of(u, segment);
             __syncthreads();
             pace = shared;
+        }
+        if (CODED) {
+            mpt__coded_chunk<FORM>(u, pace, multiplier, chunk);
+            continue;
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
@@ -395,6 +547,7 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
         u.rate_count = rates.shape[rates.rank - 1];
         u.cycles = rates.rank == 2;
     }
+    u.books = launch->n_operands > 9 ? (const int *)call->data[9] : NULL;
     u.stochastic = launch->index[3] != 0;
     u.key = mpt__key_of(call);
     u.before = launch->operand[0].offset;
@@ -411,9 +564,11 @@ mpt_status mpt__run_update(const mpt__cuda_call *call) {
     const unsigned int blocks = mpt__segment_blocks(call, u.segments);
     u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
     for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
-    auto kernel = u.law.function != MPT__FN_NONE ? mpt__update_kernel<MPT__UPDATE_MOMENTS>
-                  : u.law.corrects              ? mpt__update_kernel<MPT__UPDATE_ADAM>
-                                                : mpt__update_kernel<MPT__UPDATE_SGD>;
+#define MPT__UPDATE_KERNEL(form) \
+    (u.books ? mpt__update_kernel<form, true> : mpt__update_kernel<form, false>)
+    auto kernel = u.law.function != MPT__FN_NONE ? MPT__UPDATE_KERNEL(MPT__UPDATE_MOMENTS)
+                  : u.law.corrects              ? MPT__UPDATE_KERNEL(MPT__UPDATE_ADAM)
+                                                : MPT__UPDATE_KERNEL(MPT__UPDATE_SGD);
     kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     return MPT_OK;
 }

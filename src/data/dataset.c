@@ -587,7 +587,7 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
             "%D inputs are delivered as they are and cannot be normalised", found->dtype);
     if (found->loaders > 0)
         return mpt__error(ctx, STATE,
-            "a loader already delivers from this dataset; call mpt_normalize before "
+            "a loader delivers from this dataset; call mpt_normalize before "
             "mpt_loader_create");
     found->normalised = true;
     found->mean = (float)mean;

@@ -110,7 +110,8 @@ that differs between them.
     MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing,
-                         updates inside backward, bits in the place of what relu gave, mpt_lora
+                         updates inside backward, bits in the place of what relu gave, mpt_lora,
+                         state_bits = 8
     MPTRAIN_NO_GRAPH     without captured steps
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)

@@ -299,6 +299,7 @@ typedef struct mpt_sgd_config {
     /* false; true: parameters, which must be bf16 (mpt_half), have no fp32 masters; an update is
        rounded to one of the two nearest bf16 numbers by chance, so that small ones are not lost */
     bool stochastic_rounding;
+    int state_bits; /* 32, also for 0; 8: moments take a quarter of the memory, see below */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
     double lr;                /* 1e-3 */
@@ -309,6 +310,7 @@ typedef struct mpt_adam_config {
     bool amsgrad;             /* false; true: with the largest second moment so far */
     bool maximize;            /* false */
     bool stochastic_rounding; /* false; see mpt_sgd_config, as in all that follow */
+    int state_bits;           /* 32; likewise */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
 typedef struct mpt_rmsprop_config {
@@ -319,6 +321,7 @@ typedef struct mpt_rmsprop_config {
     double momentum;     /* 0 */
     bool centered;       /* false; true: the square of the mean is taken off */
     bool allow_shared, maximize, stochastic_rounding;
+    int state_bits; /* 32; 8 not where centered */
 } mpt_rmsprop_config;
 typedef struct mpt_adagrad_config {
     double lr;                  /* 1e-2 */
@@ -340,6 +343,7 @@ typedef struct mpt_lion_config {
     double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
     double weight_decay; /* 0, decoupled */
     bool allow_shared, maximize, stochastic_rounding;
+    int state_bits; /* 32 */
 } mpt_lion_config;
 
 /* The values that the comments above give. */
@@ -352,7 +356,11 @@ MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void);
 MPTRAIN_API mpt_lion_config mpt_lion_config_default(void);
 /* Over all parameters of a tree. Order of operations as in torch.optim (SGD and Adam: its fused
    form), of Lion as in arXiv 2302.06675; moments and arithmetic are fp32, half parameters get fp32
-   masters unless stochastic_rounding is set, steps count in 64 bits. */
+   masters unless stochastic_rounding is set, steps count in 64 bits.
+   state_bits = 8 (arXiv 2110.02861): between steps, moments of parameters of 4,096 or more elements
+   are codes of a byte, the nearest ones, 0 for 0 alone, in blocks of 256 that have their largest
+   magnitude; all else is as with 32. A moment that is not finite makes its block NaN. Checkpoints
+   fit the same state_bits: <moment> is u8 there, <moment>.absmax f32. */
 MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config);
 MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config);
 MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config);

@@ -971,8 +971,7 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     }
     if (allocator == 1)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
-            "config.allocator has one of allocate and release: set both, or neither for the "
-            "built-in allocator");
+            "config.allocator has one of allocate and release: set both, or neither");
     if (threads != 0 && threads != 10)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
             "config.thread has %d of its 10 functions: set all, "

@@ -40,6 +40,7 @@ static mpt_status mpt__inside_rows(mpt_context *ctx, mpt__optimizer *optimizer) 
         row[MPT__SEGMENT_COUNT] = ctx->parameters[optimizer->items[i].parameter].numel;
         row[MPT__SEGMENT_STEP] = i;
         row[MPT__SEGMENT_STEPS] = 1;
+        mpt__place_show(optimizer, &optimizer->items[i], row);
         mpt__row_groups(optimizer)[i] = optimizer->items[i].group;
     }
     optimizer->row_count = optimizer->item_count + 1; /* none is the last */

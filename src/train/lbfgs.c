@@ -592,7 +592,7 @@ static bool mpt__lbfgs_make(
 mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
     mpt_context *ctx = module.context;
     const mpt_lbfgs_config c = config ? *config : mpt_lbfgs_config_default();
-    const mpt__plan plan = {c.lr, 0, {0, 0, 0}, false, false, c.allow_shared, false, 0};
+    const mpt__plan plan = {c.lr, 0, {0, 0, 0}, false, false, c.allow_shared, false, 0, 0};
     const mpt_optimizer made = mpt__optimizer_new("mpt_lbfgs", module, &mpt__own_rules[0], &plan);
     if (!made.slot) return made;
     if (mpt__lbfgs_check(ctx, &c) && mpt__lbfgs_make(ctx, mpt__optimizer_at(ctx, made), &c))

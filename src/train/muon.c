@@ -384,7 +384,7 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
     mpt_context *ctx = module.context;
     const mpt_muon_config c = config ? *config : mpt_muon_config_default();
     const mpt__plan plan = {c.lr, c.weight_decay, {c.adamw.beta1, c.adamw.beta2, c.adamw.eps},
-        true, c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+        true, c.maximize, c.allow_shared, c.stochastic_rounding, 0, 0};
     const mpt_optimizer made = mpt__optimizer_new("mpt_muon", module, &mpt__adam_rule, &plan);
     if (!made.slot) return made;
     mpt__optimizer *optimizer = mpt__optimizer_at(ctx, made);

@@ -45,6 +45,9 @@ typedef struct {
     int64_t first, count;
     int64_t held;      /* parameters of the block that are in the optimizer */
     int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+#ifndef MPTRAIN_NO_FRUGAL
+    int64_t bytes, used, wanted; /* of moments with codes; wanted: by what is being taken */
+#endif
 } mpt__optim_state;
 
 /* One parameter; its step count has the same index. */
@@ -54,6 +57,9 @@ typedef struct {
     uint32_t block;   /* the state's: where the parameter was when it came */
     bool had_grad;    /* in the pattern that the segments were built of */
     uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+#ifndef MPTRAIN_NO_FRUGAL
+    int64_t place;    /* of moments with codes, as in segments */
+#endif
 } mpt__optim_item;
 
 /* The device scalars of an optimizer. */
@@ -103,6 +109,9 @@ typedef struct {
     bool checked;                   /* its gradients were looked at: found_inf means something */
     struct mpt__schedule *schedule; /* NULL = none */
     struct mpt__own *own;           /* NULL: the kernel of its rule updates */
+#ifndef MPTRAIN_NO_FRUGAL
+    uint32_t codes;                 /* the table of codes, as a storage; 0: moments are fp32 */
+#endif
 } mpt__optimizer;
 
 /* By a counter: none gets there, and sums of some do not overflow. */

@@ -7,7 +7,7 @@
 #ifndef MPT__TRAIN_OPTIMIZERS_INCLUDED
 #define MPT__TRAIN_OPTIMIZERS_INCLUDED
 
-#include "train/rates.c"
+#include "train/codes.c"
 
 /* ==== States ==== */
 
@@ -35,6 +35,19 @@ static bool mpt__wants_mirror(
                                   : true;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* Moment k of a larger state, if it is of bytes. */
+static bool mpt__codes_grow(mpt_context *ctx, const mpt__optimizer *optimizer,
+    const mpt__optim_state *state, mpt__optim_state *larger, int k) {
+    if (!mpt__coded(optimizer) || k >= MPT__MASTER) return false;
+    uint32_t *to = &larger->mirror[k];
+    *to = mpt__storage_new(ctx, larger->bytes, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+    if (*to && state->mirror[k])
+        mpt__copy_elements(ctx, state->mirror[k], MPT_U8, 0, *to, MPT_U8, 0, state->bytes);
+    return true;
+}
+#endif
+
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
 static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optimizer,
     mpt__optim_state *state, int64_t first, int64_t end) {
@@ -42,10 +55,12 @@ static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optim
     if (state->count > 0 && state->first < first) first = state->first;
     if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
     larger.first = first, larger.count = end - first;
+    mpt__places_grow(optimizer, &larger);
     memset(larger.mirror, 0, sizeof larger.mirror);
     for (int k = 0; k < MPT__MIRRORS && mpt__ok(ctx); k++) {
         if (!mpt__wants_mirror(ctx, optimizer, state, k)) continue;
         mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
+        if (mpt__codes_grow(ctx, optimizer, state, &larger, k)) continue;
         larger.mirror[k] = mpt__storage_new(ctx, larger.count * 4, kind, MPT__FROM_DEVICE, true);
         if (larger.mirror[k] && state->mirror[k])
             mpt__copy_elements(ctx, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
@@ -110,16 +125,43 @@ static uint32_t mpt__state_of(mpt_context *ctx, mpt__optimizer *optimizer, uint3
     return (uint32_t)optimizer->state_count++;
 }
 
+/* NULL if the optimizer does not hold the parameter. */
+static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
+    return NULL;
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Adds up what moments the listed parameters will have. */
+static void mpt__places_want(
+    mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < optimizer->state_count; i++) optimizer->states[i].wanted = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[list[i]];
+        uint32_t state = mpt__state_of(ctx, optimizer, parameter->block);
+        if (state == UINT32_MAX) return;
+        if (!mpt__item_of(optimizer, list[i]))
+            optimizer->states[state].wanted += mpt__moment_bytes(parameter->numel);
+    }
+}
+#endif
+
 /* Makes the states cover the listed parameters, each state in one go. */
 static mpt_status mpt__states_prepare(
     mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list, int64_t count) {
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__coded(optimizer)) mpt__places_want(ctx, optimizer, list, count);
+#endif
     for (int64_t i = 0; i < count && mpt__ok(ctx); i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
         uint32_t index = mpt__state_of(ctx, optimizer, parameter->block);
         if (index == UINT32_MAX) break;
         mpt__optim_state *state = &optimizer->states[index];
         int64_t first = parameter->offset, end = first + parameter->numel;
-        if (first >= state->first && end <= state->first + state->count) continue;
+        if (first >= state->first && end <= state->first + state->count &&
+            !mpt__places_lack(optimizer, state))
+            continue;
         for (int64_t k = i + 1; k < count; k++) {
             const mpt__parameter *other = &ctx->parameters[list[k]];
             if (other->block != parameter->block) continue;
@@ -131,13 +173,6 @@ static mpt_status mpt__states_prepare(
     return ctx->base.status;
 }
 
-/* NULL if the optimizer does not hold the parameter. */
-static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
-    return NULL;
-}
-
 /* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
    need. */
 static mpt_status mpt__check_stochastic(
@@ -147,8 +182,7 @@ static mpt_status mpt__check_stochastic(
         mpt_dtype dtype = (mpt_dtype)ctx->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
         return mpt__error(ctx, DTYPE,
-            "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
-            "before the optimizer is made",
+            "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) first",
             parameter->path, dtype);
     }
     return MPT_OK;
@@ -168,7 +202,7 @@ static mpt_status mpt__check_free(
             continue;
         return mpt__error(ctx, STATE,
             "parameter %s is in another optimizer already; destroy that one, or set "
-            "allow_shared in the config if both shall update it",
+            "allow_shared if both shall update it",
             parameter->path);
     }
     return MPT_OK;
@@ -221,6 +255,7 @@ static void mpt__item_add(
     state->held++;
     mpt__module *holder = mpt__module_slot(ctx, parameter->module);
     state->stream = mpt__module_root(ctx, holder)->path_hash;
+    mpt__place_take(optimizer, state, item, parameter->numel);
     if (state->mirror[MPT__MASTER])
         mpt__master_load(ctx, state, parameter->offset, parameter->numel);
     if (optimizer->initial == 0) return;
@@ -316,6 +351,9 @@ static void mpt__optimizer_free(mpt_context *ctx, void *object) {
         mpt__host_free(ctx, optimizer->own, optimizer->own->bytes);
     }
 #endif
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__coded(optimizer)) mpt__storage_forget(ctx, &optimizer->codes);
+#endif
     mpt__items_free(ctx, optimizer);
     mpt__room_free(ctx, optimizer->states, optimizer->state_capacity);
     mpt__room_free(ctx, optimizer->groups, optimizer->group_capacity);
@@ -336,7 +374,24 @@ typedef struct mpt__plan {
     double lr, weight_decay, setting[MPT__SETTINGS];
     bool variant, maximize, shared, stochastic;
     double initial;
+    int state_bits;
 } mpt__plan;
+
+/* Whether moments of that many bits can be had; else an error. */
+static bool mpt__check_state_bits(mpt_context *ctx, const mpt__rule *rule, const mpt__plan *plan) {
+#ifdef MPTRAIN_NO_FRUGAL
+    (void)rule;
+    (void)plan;
+    return mpt__reject(ctx, UNSUPPORTED, "built without %s", MPT__NOT_FRUGAL);
+#else
+    if (plan->state_bits != 8)
+        return mpt__reject(ctx, ARGUMENT, "state_bits = %d; expected 32 or 8", plan->state_bits);
+    if (rule->function != MPT__FN_RMSPROP || !plan->variant) return true;
+    return mpt__reject(ctx, ARGUMENT,
+        "centered RMSprop takes squares from squares that 8 bits cannot tell apart; set "
+        "state_bits = 32");
+#endif
+}
 
 /* An optimizer over all parameters of a tree. */
 static mpt_optimizer mpt__optimizer_new(
@@ -347,6 +402,8 @@ static mpt_optimizer mpt__optimizer_new(
     for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
         ok = mpt__check_number(ctx, rule->setting[i].name, plan->setting[i], rule->setting[i].low,
             rule->setting[i].below);
+    const bool plain = (plan->state_bits & ~32) == 0; /* 32, or 0 */
+    ok = ok && (plain || mpt__check_state_bits(ctx, rule, plan));
     mpt__optimizer *optimizer =
         ok ? (mpt__optimizer *)mpt__object_make(ctx, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
     if (!optimizer) return mpt__optimizer_handle(ctx, NULL);
@@ -358,6 +415,9 @@ static mpt_optimizer mpt__optimizer_new(
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
     optimizer->refuses_nonfinite = true;
+#ifndef MPTRAIN_NO_FRUGAL
+    if (!plain) optimizer->codes = mpt__codebooks(ctx);
+#endif
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
     if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(ctx, optimizer, module, NULL, 0);
@@ -423,12 +483,12 @@ static const mpt__rule mpt__lion_rule = {MPT__K_MOMENTS, MPT__FN_LION, true,
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
 mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false, 32};
     return config;
 }
 
 mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false, 32};
     return config;
 }
 
@@ -439,7 +499,7 @@ mpt_adamw_config mpt_adamw_config_default(void) {
 }
 
 mpt_rmsprop_config mpt_rmsprop_config_default(void) {
-    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false, 32};
     return config;
 }
 
@@ -454,14 +514,14 @@ mpt_adadelta_config mpt_adadelta_config_default(void) {
 }
 
 mpt_lion_config mpt_lion_config_default(void) {
-    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false, 32};
     return config;
 }
 
 mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
     mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov, c.maximize,
-        c.allow_shared, c.stochastic_rounding, 0};
+        c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
     mpt__misuse(module.context, "mpt_sgd", ARGUMENT,
@@ -472,7 +532,7 @@ mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
 static mpt_optimizer mpt__adam_new(
     const char *name, mpt_module module, mpt_adam_config c, bool decoupled) {
     mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled, c.maximize,
-        c.allow_shared, c.stochastic_rounding, 0};
+        c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
     return mpt__optimizer_new(
         name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule, &plan);
 }
@@ -488,14 +548,14 @@ mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
 mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
     mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
     mpt__plan plan = {c.lr, c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered, c.maximize,
-        c.allow_shared, c.stochastic_rounding, 0};
+        c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
     return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
 mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
     mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
     mpt__plan plan = {c.lr, c.weight_decay, {c.lr_decay, c.eps, 0}, false, c.maximize,
-        c.allow_shared, c.stochastic_rounding, c.initial_accumulator};
+        c.allow_shared, c.stochastic_rounding, c.initial_accumulator, 0};
     if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
         return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
     mpt__misuse(module.context, "mpt_adagrad", ARGUMENT,
@@ -506,14 +566,14 @@ mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
 mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
     mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
     mpt__plan plan = {c.lr, c.weight_decay, {c.rho, c.eps, 0}, false, c.maximize, c.allow_shared,
-        c.stochastic_rounding, 0};
+        c.stochastic_rounding, 0, 0};
     return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
 mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
     mpt_lion_config c = config ? *config : mpt_lion_config_default();
     mpt__plan plan = {c.lr, c.weight_decay, {c.beta1, c.beta2, 0}, false, c.maximize,
-        c.allow_shared, c.stochastic_rounding, 0};
+        c.allow_shared, c.stochastic_rounding, 0, c.state_bits};
     return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
 }
 

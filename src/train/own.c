@@ -289,7 +289,7 @@ mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_con
     mpt_context *ctx = module.context;
     const mpt_user_optimizer_config c = config ? *config : mpt_user_optimizer_config_default();
     const mpt__plan plan = {
-        c.lr, c.weight_decay, {0, 0, 0}, false, false, c.allow_shared, false, 0};
+        c.lr, c.weight_decay, {0, 0, 0}, false, false, c.allow_shared, false, 0, 0};
     if (!c.update || c.states < 0 || c.states > MPT__MOMENTS) {
         mpt__misuse(ctx, call, ARGUMENT,
             "expected a config with an update and 0..%d states, got %s%d", (int)MPT__MOMENTS,

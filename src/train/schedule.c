@@ -84,8 +84,7 @@ static bool mpt__check_plan(mpt_context *ctx, const mpt__optimizer *optimizer,
     if (!plan->cycles) return true;
     if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
         return mpt__reject(ctx, STATE,
-            "the optimizer has no momentum that could cycle; set cycle_momentum = "
-            "false, or a momentum > 0");
+            "the optimizer has no momentum that could cycle; set one, or cycle_momentum = false");
     return mpt__check_number(ctx, "base_momentum", plan->low_momentum, 0, 1) &&
         mpt__check_number(ctx, "max_momentum", plan->high_momentum, 0, 1);
 }

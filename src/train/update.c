@@ -35,7 +35,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
             int64_t offset = parameter->offset - state->first;
             if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
                 last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
-                item->history == history) {
+                item->history == history && !mpt__coded(optimizer)) {
                 last[MPT__SEGMENT_COUNT] += parameter->numel;
                 last[MPT__SEGMENT_STEPS]++;
                 continue;
@@ -47,6 +47,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
             last[MPT__SEGMENT_COUNT] = parameter->numel;
             last[MPT__SEGMENT_STEP] = i;
             last[MPT__SEGMENT_STEPS] = 1;
+            mpt__place_show(optimizer, item, last);
         }
         state->rows = rows - state->row;
     }
@@ -97,7 +98,7 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint
         if (!parameter->live || parameter->block != item->block)
             return mpt__error(ctx, STATE,
                 "the module whose parameters the optimizer holds was destroyed; "
-                "destroy the optimizer too and make one for the new module");
+                "destroy the optimizer too, and make a new one");
         if (item->had_grad != parameter->has_grad) {
             item->had_grad = parameter->has_grad;
             changed = true;
@@ -380,6 +381,7 @@ static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
         if (state->mirror[k])
             mpt__operand_on(
                 launch, position[k], state->mirror[k], MPT_F32, at, state->count, MPT__READ_WRITE);
+    mpt__codes_show(launch, optimizer, state, position);
     launch->slot[1] = place->slot;
     launch->slot[2] = found_slot;
     mpt__schedule_operand(launch, optimizer, group);
@@ -559,6 +561,31 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
 
 /* ==== State ==== */
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* Where moment k of item i lies among bytes. */
+static void mpt__item_placed(
+    const mpt__optimizer *optimizer, int64_t i, int k, mpt__state_item *item) {
+    const int64_t place = optimizer->items[i].place;
+    if (k >= MPT__MASTER) return;
+    item->dtype = place < 0 ? MPT_U8 : MPT_F32;
+    item->offset = place < 0 ? ~place : place / 4;
+}
+
+/* The largest magnitudes behind the codes that were visited. */
+static mpt_status mpt__visit_peaks(mpt_context *ctx, char *name, const mpt__state_item *codes,
+    mpt__state_visitor visit, void *user) {
+    mpt__state_item item = *codes;
+    const size_t length = strlen(name);
+    mpt__format_text(name + length, MPT__STATE_NAME - length, ".absmax");
+    item.dtype = MPT_F32;
+    item.offset = (codes->offset + mpt__code_peaks(codes->count)) / 4;
+    item.count = mpt__code_blocks(codes->count);
+    item.shape.rank = 1;
+    item.shape.dim[0] = item.count;
+    return visit(ctx, user, &item);
+}
+#endif
+
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
    applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(
@@ -582,11 +609,18 @@ static mpt_status mpt__optimizer_visit(
             item.count = step ? 1 : parameter->numel;
             item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
             item.module = parameter->module;
+#ifndef MPTRAIN_NO_FRUGAL
+            if (mpt__coded(optimizer)) mpt__item_placed(optimizer, i, k, &item);
+#endif
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                 step                   ? "step"
                     : k == MPT__MASTER ? "master"
                                        : rule->moment[k].name);
             status = visit(ctx, user, &item);
+#ifndef MPTRAIN_NO_FRUGAL
+            if (mpt__coded(optimizer) && item.dtype == MPT_U8 && status == MPT_OK)
+                status = mpt__visit_peaks(ctx, name, &item, visit, user);
+#endif
         }
     }
     if (status != MPT_OK) return status;

@@ -145,6 +145,46 @@ MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first,
     return pace;
 }
 
+/* ==== Codes of moments ====
+ *
+ * The table has a codebook of signed moments, then one of the others: values of 256 codes; cells;
+ * what vectors use (cpu/template/codes.c). A cell is for the numbers y of [2^-23, 1] with the same
+ * upper 16 bits, of which no two middles between magnitudes lie in one: that of the least, counted
+ * from 0, times 2^16 + the lower 16 bits of the last y that is no nearer to the next. */
+enum {
+    MPT__CODE_BLOCK = 256,
+    MPT__CODE_ZERO = 127,
+    MPT__CODE_LEAST = 0x3400, /* upper bits of 2^-23 */
+    MPT__CODE_LIMIT = 256 + 0x3f80 - MPT__CODE_LEAST + 1,
+    MPT__CODE_BOOK = MPT__CODE_LIMIT + 5 * 16
+};
+#define MPT__CODE_LINES(book) ((const float *)(const void *)((book) + MPT__CODE_LIMIT))
+#define MPT__CODE_DOUBT (1 / 16384.0f) /* of 1 between two codes: more than twice the error */
+/* Whether moment k has no sign. */
+MPT__COMMON int mpt__law_unsigned(const mpt__law *law, int k) {
+    return law->corrects ? k > 0 : law->function == MPT__FN_RMSPROP && k == 0;
+}
+/* The code of a moment with bits x, y those of its magnitude over the largest. What is not 0 has
+   not that of 0: it keeps its sign, and a mean of squares what a step is divided by. */
+MPT__COMMON uint32_t mpt__code_of(const int32_t *book, uint32_t x, uint32_t y, int is_unsigned) {
+    const uint32_t least = (uint32_t)MPT__CODE_LEAST << 16;
+    if (y < least) y = least;
+    const uint32_t cell = (uint32_t)book[256 + (y >> 16) - MPT__CODE_LEAST];
+    uint32_t code = (cell >> 16) + ((y & 0xffff) > (cell & 0xffff));
+    if (code == 0 && (x & 0x7fffffff) >= 0x00800000) code = 1;
+    if (is_unsigned) return code;
+    if (!(x >> 31)) return MPT__CODE_ZERO + code;
+    return code > MPT__CODE_ZERO ? 0 : MPT__CODE_ZERO - code;
+}
+/* What is kept of a block's largest magnitude: 0 for what is below fp32's normal numbers, NaN for
+   what is not finite. Of neither there are codes but that of 0. */
+MPT__COMMON uint32_t mpt__code_most(uint32_t bits) {
+    return bits >= 0x7f800000 ? 0x7fc00000 : bits < 0x00800000 ? 0 : bits;
+}
+MPT__COMMON int mpt__code_is_number(uint32_t most) { return most != 0 && most < 0x7f800000; }
+/* Where a parameter's largest magnitudes stand behind its n codes. */
+MPT__COMMON int64_t mpt__code_peaks(int64_t n) { return (n + 3) / 4 * 4; }
+
 /* ==== Loss scaler ==== */
 
 /* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has

@@ -139,6 +139,10 @@ typedef struct mpt__operand {
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
  * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
  *           MPT__UPDATES in waist/functions.h. Gate.
+ *           Moments of these three that are u8: bytes. A segment's begin at its place and are
+ *           floats; or, the place being below 0, at ~place: a code for each element of what is one
+ *           parameter, then (mpt__code_peaks) an fp32 for each block, its largest magnitude, which
+ *           values of codes are multiples of. o9 r: the table of codes.
  * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
  *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
  *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
@@ -528,13 +532,14 @@ enum {
 /* ==== Segments ==== */
 
 /* Optimizer kernels run over segments of a block: an i64 storage of rows {offset, count, step count
-   index, how many step counts from there on are its own}; the operand's shape is [n, 4]. Gaps
-   between segments are left alone. */
+   index, how many step counts from there on are its own, place of its moments where they are
+   bytes}; the operand's shape is [n, 5]. Gaps between segments are left alone. */
 enum {
     MPT__SEGMENT_OFFSET,
     MPT__SEGMENT_COUNT,
     MPT__SEGMENT_STEP,
     MPT__SEGMENT_STEPS,
+    MPT__SEGMENT_PLACE,
     MPT__SEGMENT_FIELDS
 };
 

@@ -298,6 +298,15 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
+/* ==== Words: tables ==== */
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Numbers of a table, which has eight of them twice. */
+MPT__OP v_f v_pick(const float *table, v_i at) {
+    return _mm256_permutevar8x32_ps(v_load(table), at);
+}
+#endif
+
 /* ==== Words: 16 elements of 16 bits ==== */
 
 #ifndef MPTRAIN_NO_CONV

@@ -277,6 +277,12 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + 16 * (dtype == MPT_F32 ? 4 : 2), b, 16, dtype);
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+MPT__OP v_f v_pick(const float *table, v_i at) {
+    return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, v_load(table));
+}
+#endif
+
 /* ==== Kernels of its own ==== */
 
 /* Two registers of the table per look-up; the higher bits of the index select a result. */

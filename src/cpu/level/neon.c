@@ -198,6 +198,16 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     v_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
 }
 
+/* ==== Words: tables ==== */
+
+#ifndef MPTRAIN_NO_FRUGAL
+MPT__OP v_f v_pick(const float *table, v_i at) {
+    const float words[4] = {table[vgetq_lane_s32(at, 0) & 7], table[vgetq_lane_s32(at, 1) & 7],
+        table[vgetq_lane_s32(at, 2) & 7], table[vgetq_lane_s32(at, 3) & 7]};
+    return vld1q_f32(words);
+}
+#endif
+
 /* ==== Words: 8 elements of 16 bits ==== */
 
 #ifndef MPTRAIN_NO_CONV

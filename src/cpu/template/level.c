@@ -42,6 +42,7 @@
 #include "cpu/template/recurrent.c"
 #include "cpu/template/pool.c"
 #include "cpu/template/planes.c"
+#include "cpu/template/codes.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -107,7 +108,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
     ,
-    MPT__LEVEL(gates)
+    MPT__LEVEL(gates),
+    MPT__LEVEL(decode),
+    MPT__LEVEL(code_peak),
+    MPT__LEVEL(encode)
 #endif
 };
 
