@@ -251,7 +251,8 @@ Kernels compute and accumulate in fp32 whatever the storage is, and round once w
 the weights is made once per optimizer step and shared by forward and backward; inputs of a matmul
 are rounded on the way in, without a copy. Parameters, their gradients and the optimizer's state
 stay fp32. Regions nest; MPT_F32 opens one without casting, in which different dtypes still meet.
-mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward outside the region.
+mpt_set_dtype_policy(module, MPT_F32) keeps one module out. In a region of mpt_autocast_begin_narrow
+different dtypes meet in its dtype. Run mpt_backward outside the region.
 
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 
@@ -1408,6 +1409,10 @@ MPTRAIN_API bool mpt_is_recomputing(mpt_context *context);
    `dtype` (MPT_F16 or MPT_BF16), losses, softmax and sums in fp32, the rest in its input's dtype.
    MPT_F32 opens a region in which casting is off. Nestable. */
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype);
+/* The same, but inputs of different dtypes meet in `dtype`, not in fp32. What a net's shortcuts add
+   up then stays half, and takes half the memory until backward. The price is a rounding of each
+   sum. Prefer MPT_BF16: fp16 ends at 65504. */
+MPTRAIN_API mpt_status mpt_autocast_begin_narrow(mpt_context *context, mpt_dtype dtype);
 MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context);
 /* The policy table as text, one op per line; returns the length it needs. */
 MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
@@ -3347,7 +3352,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 	E(LOG, 10, v_log(a)) \
 	E(SQRT, 6, v_sqrt(a)) \
 	E(RELU, 2, v_relu(a)) \
-	E(GELU, 20, v_gelu(a)) \
+	E(GELU, 15, v_gelu(a)) \
 	E(GELU_TANH, 15, v_gelu_tanh(a)) \
 	E(TANH, 12, v_tanh(a)) \
 	E(SIGMOID, 10, v_sigmoid(a)) \
@@ -3399,7 +3404,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 	S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a, 0 for b = 0 */ \
 	S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b, 0 for a = 0 <= b */ \
 	E(RELU_BACKWARD, 2, v_gate(a, b)) \
-	E(GELU_BACKWARD, 25, v_mul(b, v_gelu_slope(a))) \
+	E(GELU_BACKWARD, 20, v_mul(b, v_gelu_slope(a))) \
 	E(GELU_TANH_BACKWARD, 20, v_mul(b, v_gelu_tanh_slope(a))) \
 	E(TANH_BACKWARD, 2, v_mul(b, v_sub(v_set(1), v_mul(a, a)))) \
 	E(SIGMOID_BACKWARD, 2, v_mul(v_mul(b, a), v_sub(v_set(1), a))) \
@@ -7775,6 +7780,11 @@ static double mpt__erf(double x) {
 	return x < 0.0 ? -t : t;
 }
 
+/* What of the normal distribution lies below x. */
+static double mpt__normal(double x) {
+	return 0.5 * (1.0 + mpt__erf(0.70710678118654752 * x));
+}
+
 /* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
 static void mpt__sincos_quadrant(int64_t quadrant, double r, double *sine, double *cosine) {
 	/* Taylor: the signed inverses of 3!, 5!, .. 17! and of 4!, 6!, .. 16!. */
@@ -8372,11 +8382,12 @@ static mpt__cpu *mpt__cpu_create(
 #define v_add_squares MPT__V(add_squares)
 #define v_scale MPT__V(scale)
 #define v_polynomial MPT__V(polynomial)
+#define v_pairs MPT__V(pairs)
 #define v_exp MPT__V(exp)
 #define v_log MPT__V(log)
 #define v_sigmoid MPT__V(sigmoid)
 #define v_tanh MPT__V(tanh)
-#define v_erf MPT__V(erf)
+#define v_normal MPT__V(normal)
 #define v_rates MPT__V(rates)
 #define v_decayed MPT__V(decayed)
 #define v_follow MPT__V(follow)
@@ -8388,7 +8399,7 @@ static mpt__cpu *mpt__cpu_create(
 #define v_max_nan MPT__V(max_nan)
 #define v_at_least MPT__V(at_least)
 #define v_gate MPT__V(gate)
-#define v_gelu_inner MPT__V(gelu_inner)
+#define v_gelu_share MPT__V(gelu_share)
 #define v_gelu MPT__V(gelu)
 #define v_gelu_tanh MPT__V(gelu_tanh)
 #define v_gelu_slope MPT__V(gelu_slope)
@@ -8436,7 +8447,6 @@ static mpt__cpu *mpt__cpu_create(
 #define MPT__LN2_LOW_F (-2.12194440e-4f)
 #define MPT__SQRT_HALF_BITS 0x3f3504f3
 #define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
-#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
 #define MPT__SIGN_BIT (-0x7fffffff - 1)
 
 /* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
@@ -8448,12 +8458,12 @@ static const float mpt__log_coefficients[9] = {0.333333135f, -0.250000089f, 0.20
 /* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
 static const float mpt__tanh_coefficients[6] = {
 	-0.333333313f, 0.133332208f, -0.0539481789f, 0.021706894f, -0.00819001347f, 0.00215268368f};
-/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
-static const float mpt__erf_small_coefficients[7] = {0.128379166f, -0.376126289f, 0.112836242f,
-	-0.02685556f, 0.00519175315f, -0.000803975272f, 7.94310035e-05f};
-/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
-static const float mpt__erf_large_coefficients[7] = {-0.000166439087f, -1.12779725f, -0.636976123f,
-	-0.104113616f, 0.0223151781f, -0.00306548341f, 0.000198219554f};
+/* Of the normal distribution 2^P(x) lies beyond x >= 0; error 9.9e-9. */
+static const float mpt__normal_coefficients[9] = {-1, -1.15110540f, -0.459205478f, -0.0525077060f,
+	0.00708522834f, -0.000157928269f, -0.000175549168f, 3.66948625e-05f, -2.57039142e-06f};
+/* 2^r for |r| <= 1/2; error 2.0e-9. */
+static const float mpt__exp2_coefficients[7] = {1, 0.693147182f, 0.240226477f, 0.0555035993f,
+	0.00961850584f, 0.00133908063f, 0.000153264642f};
 
 /* ==== Vocabulary ==== */
 
@@ -8516,7 +8526,7 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
 MPT__REAL_FUNCTION(exp, mpt__v1_exp, mpt__exp)
 MPT__REAL_FUNCTION(log, mpt__v1_log, mpt__ln)
 MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
-MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
+MPT__REAL_FUNCTION(normal, mpt__v1_normal, mpt__normal)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
 /* Correctly rounded also for float: 53 bits are more than twice 24 and 2. As sqrt may set errno, a
@@ -8570,7 +8580,6 @@ MPT__OP v_f v_pow_exponent(v_f a, v_f b) { return a == 0 && b >= 0 ? 0 : v_pow(a
 
 /* ==== Its functions ==== */
 
-#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
 #define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
 #define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
@@ -14707,11 +14716,12 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_add_squares
 #undef v_scale
 #undef v_polynomial
+#undef v_pairs
 #undef v_exp
 #undef v_log
 #undef v_sigmoid
 #undef v_tanh
-#undef v_erf
+#undef v_normal
 #undef v_rates
 #undef v_decayed
 #undef v_follow
@@ -14723,7 +14733,7 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_max_nan
 #undef v_at_least
 #undef v_gate
-#undef v_gelu_inner
+#undef v_gelu_share
 #undef v_gelu
 #undef v_gelu_tanh
 #undef v_gelu_slope
@@ -20618,7 +20628,8 @@ enum {
 	MPT__LEAF = 2,          /* asked for by mpt_requires_grad, or a parameter */
 	MPT__KEPT = 4,          /* outlives scopes */
 	MPT__INFERENCE = 8,     /* made in inference mode: cannot be saved for backward */
-	MPT__GRADIENT = 16      /* of a leaf or of the backward pass: mpt_release cannot end it */
+	MPT__GRADIENT = 16,     /* of a leaf or of the backward pass: mpt_release cannot end it */
+	MPT__ROUNDED = 32       /* fp32 that a linear layer saved, and reads as halves */
 };
 
 /* A slot lives while a handle, a saved reference or a node of the tape needs it; its storage
@@ -20750,6 +20761,7 @@ typedef struct mpt__record {
 	uint8_t layout;           /* mpt__layout; as decided in forward */
 	uint8_t compute_dtype;    /* what the policy decided in forward */
 	uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+#define MPT__CAME_AGAIN 255   /* in `again`: it was */
 	uint8_t repeats;          /* mpt__repeats */
 #ifndef MPTRAIN_NO_FRUGAL
 	uint8_t asks;             /* of mpt__asks */
@@ -20819,6 +20831,7 @@ struct mpt__region {
 	uint32_t number;     /* storages made in it have this one or a later one */
 	uint64_t seen[2];    /* what its calls found, in forward and now */
 	uint8_t autocast;
+	bool narrow;
 	bool training;
 	uint32_t path, module;
 	uint64_t path_hash;
@@ -21052,9 +21065,13 @@ struct mpt_context {
 	int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
 	bool dropped_step;
 	bool in_backward;
+#ifndef MPTRAIN_NO_FRUGAL
+	bool retains; /* the backward under way keeps what it needs for another one */
+#endif
 	bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
 	uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
 	uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
+	bool narrow[MPT__MAX_REGIONS + 1];      /* floats that differ meet in that */
 	int autocast_depth;
 
 	mpt__counters_state now, committed;
@@ -22387,7 +22404,8 @@ static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) 
 	tensor->handle = 0;
 	if (!needed) mpt__tensor_settle(ctx, tensor);
 #ifndef MPTRAIN_NO_FRUGAL
-	else if (tensor->saves == 1 && tensor->record && tensor->record->gate)
+	else if (tensor->flags & MPT__ROUNDED ||
+		(tensor->saves == 1 && tensor->record && tensor->record->gate))
 		ctx->shrink(ctx, tensor);
 #endif
 }
@@ -22859,7 +22877,7 @@ int64_t mpt_step_number(mpt_context *ctx) { return ctx ? ctx->now.step : 0; }
  * tensor is ever made for an activation, and the original is what backward saves.
  * ---- */
 
-mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
+static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool narrow) {
 	if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
 	if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
 		return mpt__error(ctx, DTYPE,
@@ -22868,7 +22886,16 @@ mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
 		return mpt__error(
 			ctx, STATE, "%d autocast regions are open; end some", (int)MPT__MAX_REGIONS);
 	ctx->autocast[++ctx->autocast_depth] = (uint8_t)dtype;
+	ctx->narrow[ctx->autocast_depth] = narrow;
 	return MPT_OK;
+}
+
+mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
+	return mpt__autocast_open(ctx, dtype, false);
+}
+
+mpt_status mpt_autocast_begin_narrow(mpt_context *ctx, mpt_dtype dtype) {
+	return mpt__autocast_open(ctx, dtype, true);
 }
 
 /* ==== The decision ==== */
@@ -22881,7 +22908,11 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
 static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *ctx) {
 	return (mpt_dtype)ctx->autocast[ctx->autocast_depth];
 }
-/* Whether floats of different dtypes meet in fp32. They do in every region, even one that casts
+/* Where floats of different dtypes meet in a region. */
+static mpt_dtype mpt__meeting_dtype(const mpt_context *ctx) {
+	return ctx->narrow[ctx->autocast_depth] ? mpt__autocast_dtype(ctx) : MPT_F32;
+}
+/* Whether floats of different dtypes meet at all. They do in every region, even one that casts
    nothing: a module that is kept out of half still gets what others made. */
 static bool mpt__promotes(const mpt_context *ctx) { return ctx->autocast_depth > 0; }
 
@@ -22936,7 +22967,7 @@ static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
 	return mpt__dtype_mismatch(frame, a, b);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. An optional input
+/* The dtype that all inputs share, or where they differ inside a region, meet in. An optional input
    beside two or more others is a mask, of any dtype. */
 static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
 	int first = -1, other = -1;
@@ -22950,7 +22981,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *
 		if (other < 0 && dtype != *common) other = i;
 	}
 	if (other < 0) return MPT_OK;
-	*common = MPT_F32;
+	*common = mpt__meeting_dtype(frame->context);
 	return mpt__promotes(frame->context) ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
@@ -23212,6 +23243,7 @@ static mpt__region *mpt__region_new(
 	region->live = 1;
 	region->number = ++ctx->region_count;
 	region->autocast = ctx->autocast[ctx->autocast_depth];
+	region->narrow = ctx->narrow[ctx->autocast_depth];
 	mpt__region_note(ctx, region);
 	head->op = head->asks = 0;
 	head->live = head->done = head->n_out = 0;
@@ -23354,7 +23386,7 @@ static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
 	ctx->launch.op_record = 0;
 	for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
 	mpt__region_swap(ctx, &state);
-	if (mpt_autocast_begin(ctx, (mpt_dtype)region->autocast) == MPT_OK &&
+	if (mpt__autocast_open(ctx, (mpt_dtype)region->autocast, region->narrow) == MPT_OK &&
 		mpt__region_inputs(ctx, region, in))
 		mpt__region_forward(ctx, region, region, in, out);
 	mpt__region_swap(ctx, &state);
@@ -23463,6 +23495,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 #define mpt__asks_nothing(record) ((void)0)
 #define mpt__gated(frame, at) false
 #define mpt__gates_here(frame) false
+#define mpt__saved_over(frame, at) ((void)0)
 #else
 #define mpt__asks_nothing(record) \
 	((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
@@ -23486,6 +23519,24 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 }
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
+
+/* In backward: lets go of what was saved at `at`, which the call has read for the last time, before
+   it takes memory for gradients. What was computed again, and for this call alone, the call that
+   made it holds, too, and needs no more. */
+static MPT__NOINLINE void mpt__saved_over(const mpt__frame *frame, int at) {
+	mpt__record *record = frame->record;
+	mpt__tensor *tensor = record->saved[at];
+	mpt__record *from = tensor->record;
+	if (frame->context->retains) return;
+	record->saved[at] = NULL;
+	tensor->saves--;
+	if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
+		from->saved[from->n_saved - 1] == tensor) {
+		from->n_saved--;
+		tensor->saves--;
+	}
+	if (!tensor->saves) mpt__tensor_settle(frame->context, tensor);
+}
 
 /* A launch from result to bits, or back: all elements, as they lie. */
 static mpt_status mpt__launch_gates(mpt_context *ctx, mpt__kernel kernel,
@@ -24084,6 +24135,7 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
 static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
 	mpt__tensor *tensor = record->in[0];
 	int at = record->again - 1;
+	if (record->again == MPT__CAME_AGAIN) return MPT_OK;
 	if (!tensor->storage) {
 		mpt__tensor *whole = tensor;
 		while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
@@ -24093,7 +24145,7 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
 	}
 	record->saved[at] = tensor;
 	tensor->saves++;
-	record->again = 0;
+	record->again = MPT__CAME_AGAIN;
 	return MPT_OK;
 }
 
@@ -24231,6 +24283,9 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
 	mpt__tell(ctx, MPT__LOSS_KNOWN, root);
 	ctx->loose_passes += ctx->scope_depth == 0;
 	ctx->in_backward = true;
+#ifndef MPTRAIN_NO_FRUGAL
+	ctx->retains = retain;
+#endif
 	ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
 	mpt__materialise_all(ctx);
 	ctx->launch.phase = MPT__BACKWARD;
@@ -27094,10 +27149,70 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
 	return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The dtype that all who saved x, each at its first place, read it in; F32 where they do not agree,
+   or one needs more of it. */
+static mpt_dtype mpt__rounded_to(const mpt_context *ctx, const mpt__tensor *x) {
+	mpt_dtype dtype = MPT_F32;
+	int found = 0;
+	for (int64_t r = 1; r < ctx->record_count; r++) {
+		const mpt__record *record = ctx->records[r];
+		if (!record->live || record->done) continue;
+		if (record->again && record->in[0] == x) return MPT_F32;
+		if (record->n_saved == 0 || record->saved[0] != x) continue;
+		const bool other = found > 0 && record->compute_dtype != dtype;
+		if (record->op != MPT__OP_linear || record->region || other) return MPT_F32;
+		dtype = (mpt_dtype)record->compute_dtype;
+		found++;
+	}
+	return found == x->saves ? dtype : MPT_F32;
+}
+
+/* Keeps halves in the place of fp32 that no handle names and that linear layers alone saved: they
+   round it when they read it, in forward as in backward, so no bit changes. */
+static void mpt__narrow(mpt_context *ctx, mpt__tensor *x) {
+	const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx);
+	const mpt_dtype dtype = may && mpt__shrinks(ctx, x) ? mpt__rounded_to(ctx, x) : MPT_F32;
+	if (dtype == MPT_F32) return;
+	mpt__tensor *halves = mpt__tensor_unscoped(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
+	if (!halves) return;
+	mpt__copy_dims(halves->stride, x->stride, x->shape.rank);
+	mpt__launch_origin(ctx, MPT__FORWARD, MPT__OP_linear);
+	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
+	const int64_t numel = mpt__tensor_numel(x);
+	mpt__operand_on(launch, 0, x->storage, MPT_F32, 0, numel, MPT__READ);
+	mpt__operand_on(launch, 1, halves->storage, dtype, 0, numel, MPT__WRITE);
+	mpt__submit(ctx, launch);
+	mpt__launch_origin(ctx, MPT__OTHER, 0);
+	for (int64_t r = 1; r < ctx->record_count; r++) {
+		mpt__record *record = ctx->records[r];
+		if (!record->live || record->n_saved == 0 || record->saved[0] != x) continue;
+		record->saved[0] = halves;
+		record->saved_version[0] = ctx->storages[halves->storage].version;
+		halves->saves++;
+	}
+	mpt__tensor_drop(ctx, halves);
+	x->saves = 0;
+	mpt__tensor_settle(ctx, x);
+}
+
+/* What no handle names any more need not be held whole. */
+static void mpt__let_go(mpt_context *ctx, mpt__tensor *tensor) {
+	if (tensor->flags & MPT__ROUNDED)
+		mpt__narrow(ctx, tensor);
+	else
+		mpt__shrink(ctx, tensor);
+}
+#endif
+
 #ifdef MPTRAIN_NO_FRUGAL
 #define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
 #define mpt__linear_kept(frame) true
+#define mpt__linear_notes(frame) ((void)0)
 #else
+#define mpt__linear_notes(frame) \
+	if ((frame)->compute != MPT_F32 && (frame)->in[0]->dtype == MPT_F32) \
+	(frame)->in[0]->flags |= MPT__ROUNDED
 /* Only the gradient of the weight needs x, which may come again. */
 #define mpt__linear_keep(frame) \
 	((frame)->in[1]->flags & MPT__REQUIRES_GRAD && \
@@ -27122,17 +27237,17 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
 	mpt__source w;
 	if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
 	mpt__linear_keep(frame);
+	mpt__linear_notes(frame);
 	mpt__save(frame, frame->in[1]);
-	bool split = frame->records && mpt__activation_keeps_input(activation);
+	bool split = false;
 	mpt__tensor *before = frame->out[0];
-	if (split) {
-		before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
-		if (!before) return ctx->base.status;
-		mpt__save(frame, before);
-	} else if (activation == MPT_ACTIVATION_RELU) {
+	if (activation == MPT_ACTIVATION_RELU) {
 		mpt__save_gate(frame);
 	} else if (activation != MPT_ACTIVATION_NONE) {
-		mpt__save(frame, frame->out[0]);
+		split = frame->records && mpt__activation_keeps_input(activation);
+		if (split) before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
+		if (!before) return ctx->base.status;
+		mpt__save(frame, before);
 	}
 	mpt__launch *launch = mpt__gemm_begin(frame);
 	launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
@@ -27162,25 +27277,18 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
 	mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
 	mpt__operand_inline(launch, 1, dy, MPT__READ);
 	mpt__operand_inline(launch, 2, inner, MPT__WRITE);
-	return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
+	if (mpt__submit(frame->context, launch) != MPT_OK) return NULL;
+	if (mpt__activation_keeps_input(activation)) mpt__saved_over(frame, 2);
+	return inner;
 }
 
+/* The gradient of x comes last: what was saved is gone by then, and leaves it its memory. */
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
 	const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
 	if (!dy) return ctx->base.status;
 	mpt__access access;
 	mpt__launch *launch;
-	const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-	if (dx) {
-		mpt__source w;
-		if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
-		launch = mpt__gemm_begin(frame);
-		mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-		mpt__linear_weight(launch, frame->saved[1], &w, false);
-		mpt__operand_rows(launch, 3, dx, false, access);
-		mpt__submit(ctx, launch);
-	}
 	const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
 	if (dw) {
 		const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
@@ -27190,6 +27298,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
 		mpt__operand_rows(launch, 1, x, false, MPT__READ);
 		mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
 		mpt__submit(ctx, launch);
+		if (frame->record->again) mpt__saved_over(frame, 0);
 	}
 	const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
 	if (db) {
@@ -27198,6 +27307,16 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
 		const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
 		mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
 		if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+		mpt__submit(ctx, launch);
+	}
+	const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+	if (dx) {
+		mpt__source w;
+		if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
+		launch = mpt__gemm_begin(frame);
+		mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+		mpt__linear_weight(launch, frame->saved[1], &w, false);
+		mpt__operand_rows(launch, 3, dx, false, access);
 		mpt__submit(ctx, launch);
 	}
 	return ctx->base.status;
@@ -29770,7 +29889,7 @@ static bool mpt__norm_residual(mpt__frame *frame, int i) {
 	if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
 	if (more->dtype == x->dtype) return true;
 	if (!mpt__promotes(frame->context)) return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
-	frame->out_dtype[0] = MPT_F32;
+	frame->out_dtype[0] = mpt__meeting_dtype(frame->context);
 	return true;
 }
 #endif
@@ -43411,6 +43530,9 @@ mpt_module mpt_nn_group_norm(mpt_context *ctx, int64_t groups, int64_t channels,
 	return mpt__layer_made(ctx, module);
 }
 
+#ifdef MPTRAIN_NO_CONV
+#define mpt__notice_bias(ctx, module, x) ((void)0)
+#else
 /* A bias that a batch's mean takes away again costs memory and time; once for each module. */
 static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__tensor *x) {
 	const mpt__record *record = x->record;
@@ -43425,6 +43547,7 @@ static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__t
 				 "without one (config.bias = false)",
 				 mpt__path_text(ctx, record->path), mpt__path_text(ctx, module->path));
 }
+#endif
 
 /* Of the batch while it trains, and where there is nothing else. */
 static mpt_tensor mpt__batch_norm_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
@@ -47929,12 +48052,13 @@ typedef struct {
 	int scopes, no_grad, inference, autocast;
 	int64_t kept; /* tensors of the scopes */
 	uint8_t region;
-	bool in_backward;
+	bool narrow, in_backward;
 } mpt__own_frame;
 
 static mpt__own_frame mpt__own_begin(mpt_context *ctx) {
 	mpt__own_frame frame = {ctx->scope_depth, ctx->no_grad_depth, ctx->inference_depth,
-		ctx->autocast_depth, ctx->scoped_count, ctx->autocast[1], ctx->in_backward};
+		ctx->autocast_depth, ctx->scoped_count, ctx->autocast[1], ctx->narrow[1],
+		ctx->in_backward};
 	ctx->no_grad_depth++;
 	ctx->autocast_depth = 0;
 	ctx->forward_depth++;
@@ -47949,7 +48073,8 @@ static void mpt__own_end(mpt_context *ctx, const mpt__own_frame *frame) {
 		ctx->scope_depth = frame->scopes;
 	}
 	ctx->no_grad_depth = frame->no_grad, ctx->inference_depth = frame->inference;
-	ctx->autocast_depth = frame->autocast, ctx->autocast[1] = frame->region;
+	ctx->autocast_depth = frame->autocast;
+	ctx->autocast[1] = frame->region, ctx->narrow[1] = frame->narrow;
 	ctx->forward_depth--;
 	ctx->in_backward = frame->in_backward, ctx->in_update = false;
 }
@@ -54597,7 +54722,7 @@ static bool mpt__context_start(mpt_context *ctx) {
 	ctx->base.module = mpt__path_now;
 	ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
 #ifndef MPTRAIN_NO_FRUGAL
-	ctx->shrink = mpt__shrink;
+	ctx->shrink = mpt__let_go;
 #endif
 	if (!mpt__scalars_start(ctx)) return false;
 	ctx->module_training = true;
@@ -54874,7 +54999,7 @@ MPT__END_FLOAT_CONTROL
 	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
-	of several batches, or of parts of one; moments of 8 bits.
+	of several batches, or of parts of one; moments of 8 bits; residual streams in half.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.
@@ -54938,7 +55063,7 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  * ---- */
 #if defined(MPT__V) && MPT__WIDTH > 0
 /* ----
- * cpu/template/math.c: exp, log, sigmoid, tanh and erf of floats.
+ * cpu/template/math.c: exp, log, sigmoid, tanh and the normal distribution.
  *
  * They are made of + - * / and integer operations in a fixed order, so every compiler and CPU gives
  * the same bits for any number of lanes (NaN: as a class) as long as denormals are treated alike;
@@ -54948,9 +55073,10 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *   exp       any x; overflow gives infinity, results round to denormals as they should
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
- *   tanh erf  odd; +-1 for large |x|; the sign of zero stays
+ *   tanh      odd; +-1 for large |x|; the sign of zero stays
+ *   normal    what of the normal distribution lies below x, (1 + erf(x / sqrt(2))) / 2
  *
- * Measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41.
+ * Measured, in ulp: log 0.80, exp 0.99, tanh 1.33, sigmoid 2.41; normal 1.6 times 2^-24.
  * ---- */
 #ifdef MPT__V
 
@@ -55035,16 +55161,28 @@ MPT__FN MPT__INLINE v_f v_tanh(v_f x) {
 	return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
 }
 
-MPT__FN MPT__INLINE v_f v_erf(v_f x) {
-	v_i sign = v_iand(v_bits(x), v_iset(MPT__SIGN_BIT));
-	v_f a = v_float(v_iand(v_bits(x), v_iset(0x7fffffff)));
-	v_f p = v_polynomial(v_mul(a, a), mpt__erf_small_coefficients, 7);
-	v_f lesser = v_add(a, v_mul(a, p));
-	v_f in = v_smaller(v_set(4.0f), a);
-	v_f q = v_polynomial(in, mpt__erf_large_coefficients, 7);
-	v_f large = v_sub(v_set(1.0f), v_exp(q));
-	v_m is_large = v_igt(v_bits(a), v_iset(MPT__ERF_SWITCH_BITS));
-	return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
+/* c[0] + c[1] x + .. + c[5] x^5 + top x^6 in pairs, whose steps need not wait for each other. */
+MPT__FN MPT__INLINE v_f v_pairs(v_f x, const float *c, v_f top) {
+	v_f square = v_mul(x, x);
+	v_f low = v_add(v_set(c[0]), v_mul(v_set(c[1]), x));
+	v_f middle = v_add(v_set(c[2]), v_mul(v_set(c[3]), x));
+	v_f high = v_add(v_set(c[4]), v_mul(v_set(c[5]), x));
+	middle = v_add(middle, v_mul(square, v_add(high, v_mul(square, top))));
+	return v_add(low, v_mul(square, middle));
+}
+
+/* Beyond x >= 0 lies 2^P(x), for which v_exp would be slower. At 10.5 P is -157: there is no float
+   for less. */
+MPT__FN MPT__INLINE v_f v_normal(v_f x) {
+	const float *c = mpt__normal_coefficients;
+	v_f a = v_smaller(v_set(10.5f), v_float(v_iand(v_bits(x), v_iset(0x7fffffff))));
+	v_f top = v_add(v_set(c[6]), v_mul(v_add(v_set(c[7]), v_mul(v_set(c[8]), a)), a));
+	v_f y = v_pairs(a, c, top);
+	v_f t = v_add(y, v_set(MPT__ROUND_MAGIC));
+	v_f r = v_sub(y, v_sub(t, v_set(MPT__ROUND_MAGIC)));
+	v_f beyond = v_scale(
+		v_pairs(r, mpt__exp2_coefficients, v_set(mpt__exp2_coefficients[6])), t);
+	return v_select(v_igt(v_iset(0), v_bits(x)), beyond, v_sub(v_set(1.0f), beyond));
 }
 
 #endif
@@ -55068,33 +55206,25 @@ MPT__OP v_f v_at_least(v_f a, v_f b) {
 	v_f one = v_set(1);
 	return v_select(v_greater(a, b), one, v_select(v_equal(a, b), one, v_zero()));
 }
-MPT__OP v_f v_gelu_inner(v_f a) {
-	v_f cube = v_mul(v_mul(v_mul(v_set(MPT__GELU_CUBE), a), a), a);
-	return v_mul(v_set(MPT__SQRT_2_BY_PI), v_add(a, cube));
-}
-MPT__OP v_f v_gelu(v_f a) {
-	v_f erf = v_erf(v_mul(a, v_set(MPT__SQRT_HALF)));
-	return v_mul(v_mul(v_set(0.5f), a), v_add(v_set(1), erf));
-}
-MPT__OP v_f v_gelu_tanh(v_f a) {
-	v_f t = v_tanh(v_gelu_inner(a));
-	return v_mul(v_mul(v_set(0.5f), a), v_add(v_set(1), t));
-}
+MPT__OP v_f v_gelu(v_f a) { return v_mul(a, v_normal(a)); }
 MPT__OP v_f v_gelu_slope(v_f a) {
-	v_f erf = v_erf(v_mul(a, v_set(MPT__SQRT_HALF)));
-	v_f below = v_mul(v_set(0.5f), v_add(v_set(1), erf));
 	v_f e = v_exp(v_mul(v_mul(v_set(-0.5f), a), a));
-	return v_add(below, v_mul(v_mul(a, v_set(MPT__NORMAL_PEAK)), e));
+	return v_add(v_normal(a), v_mul(v_mul(a, v_set(MPT__NORMAL_PEAK)), e));
 }
-/* Where tanh is 1 nothing is left for the second factor, which may be infinite there. */
+/* (1 + tanh(y)) / 2 by the sigmoid of 2 y, which is faster, and loses nothing below 0. */
+MPT__OP v_f v_gelu_share(v_f a) {
+	v_f cube = v_mul(v_mul(v_mul(v_set(MPT__GELU_CUBE), a), a), a);
+	return v_sigmoid(v_mul(v_set(2 * MPT__SQRT_2_BY_PI), v_add(a, cube)));
+}
+MPT__OP v_f v_gelu_tanh(v_f a) { return v_mul(a, v_gelu_share(a)); }
+/* Where the share is 0 or 1 nothing is left for the second factor, which may be infinite there. */
 MPT__OP v_f v_gelu_tanh_slope(v_f a) {
-	v_f t = v_tanh(v_gelu_inner(a)), one = v_set(1);
-	v_f rest = v_sub(one, v_mul(t, t));
-	v_f slope = v_mul(v_set(0.5f), v_add(one, t));
+	v_f share = v_gelu_share(a), one = v_set(1);
+	v_f rest = v_mul(share, v_sub(one, share));
 	v_f factor = v_mul(v_mul(v_set(3 * MPT__GELU_CUBE), a), a);
-	v_f more = v_mul(v_mul(v_set(0.5f), a), rest);
-	more = v_mul(v_mul(more, v_set(MPT__SQRT_2_BY_PI)), v_add(one, factor));
-	return v_select(v_equal(rest, v_zero()), slope, v_add(slope, more));
+	v_f more = v_mul(v_mul(a, rest), v_set(2 * MPT__SQRT_2_BY_PI));
+	more = v_mul(more, v_add(one, factor));
+	return v_select(v_equal(rest, v_zero()), share, v_add(share, more));
 }
 MPT__OP v_f v_silu_slope(v_f a) {
 	v_f s = v_sigmoid(a), one = v_set(1);

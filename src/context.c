@@ -154,7 +154,7 @@ static bool mpt__context_start(mpt_context *ctx) {
     ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
 #ifndef MPTRAIN_NO_FRUGAL
-    ctx->shrink = mpt__shrink;
+    ctx->shrink = mpt__let_go;
 #endif
     if (!mpt__scalars_start(ctx)) return false;
     ctx->module_training = true;

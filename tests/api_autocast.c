@@ -437,6 +437,40 @@ TEST(mixed_dtypes_meet_in_a_region) {
     end();
 }
 
+/* Where mpt_autocast_begin_narrow is in force, and no longer than that. */
+TEST(mixed_dtypes_meet_in_half_in_a_narrow_region) {
+    begin();
+    const double step = 1.0 / 4096; /* lost in bf16 beside 1 */
+    mpt_tensor wide = mpt_full(c, MPT_F32, MPT_SHAPE(2, 4), 1 + step);
+    mpt_tensor low = mpt_ones(c, MPT_BF16, MPT_SHAPE(2, 4));
+    mpt_tensor both[2], sum;
+    both[0] = wide, both[1] = low;
+    mpt_requires_grad(wide, true);
+    mpt_requires_grad(low, true);
+    CHECK_EQ_INT(mpt_autocast_begin_narrow(c, MPT_BF16), MPT_OK);
+    mpt_tensor met[] = {mpt_add(wide, low), mpt_mul(low, wide), mpt_cat(both, 2, 0),
+                        mpt_add_layer_norm(wide, low, 1, none, none, 1e-5, &sum)};
+    for (int i = 0; i < 4; i++) CHECK_EQ_INT(dtype_of(met[i]), MPT_BF16);
+    CHECK_EQ_INT(dtype_of(sum), MPT_BF16);
+    CHECK_EQ_INT(dtype_of(mpt_add(wide, wide)), MPT_F32); /* these do not differ */
+    CHECK_EQ_INT(dtype_of(mpt_softmax(low, -1)), MPT_F32);
+    CHECK_NEAR(mpt_item(mpt_slice(mpt_slice(met[0], 0, 0, 1, 1), 1, 0, 1, 1)), 2, 0);
+    mpt_autocast_begin(c, MPT_BF16);
+    CHECK_EQ_INT(dtype_of(mpt_add(wide, low)), MPT_F32);
+    mpt_autocast_end(c);
+    mpt_autocast_begin_narrow(c, MPT_F32);
+    CHECK_EQ_INT(dtype_of(mpt_add(wide, low)), MPT_F32);
+    mpt_autocast_end(c);
+    CHECK_EQ_INT(dtype_of(mpt_add(wide, low)), MPT_BF16);
+    mpt_backward(mpt_sum(mpt_mul_scalar(met[0], 1 + 1.0 / 128), MPT_ALL_DIMS, false));
+    mpt_autocast_end(c);
+    CHECK_EQ_INT(dtype_of(mpt_grad(wide)), MPT_F32);
+    CHECK_EQ_INT(dtype_of(mpt_grad(low)), MPT_BF16);
+    CHECK_NEAR(mpt_item(mpt_mean(mpt_grad(wide), MPT_ALL_DIMS, false)), 1 + 1.0 / 128, 0);
+    CHECK_EQ_INT(mpt_error_code(c), MPT_OK);
+    end();
+}
+
 /* ==== Backward ==== */
 
 TEST(gradients_keep_their_dtypes) {
@@ -727,6 +761,7 @@ TEST_TABLE = {T(every_op_in_every_region),
               T(values_are_rounded_where_the_table_says),
               T(mixed_dtypes_outside_name_both),
               T(mixed_dtypes_meet_in_a_region),
+              T(mixed_dtypes_meet_in_half_in_a_narrow_region),
               T(gradients_keep_their_dtypes),
               T(overrides_by_module),
     T(a_layer_in_the_middle_is_kept_in_fp32),

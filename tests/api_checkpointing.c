@@ -139,6 +139,7 @@ typedef struct run {
     mpt_optimizer optimizer;
     mpt_scaler scaler;
     mpt_dtype precision;
+    bool narrow;   /* sums of halves and fp32 are halves */
     int backwards; /* of halves of the batch */
 } run;
 
@@ -149,7 +150,10 @@ static mpt_status run_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor 
     mpt_zero_grad(r->optimizer);
     for (int i = 0; i < r->backwards; i++) {
         mpt_tensor part = mpt_slice(x, 0, i * rows, (i + 1) * rows, 1);
-        mpt_autocast_begin(c, r->precision);
+        if (r->narrow)
+            mpt_autocast_begin_narrow(c, r->precision);
+        else
+            mpt_autocast_begin(c, r->precision);
         mpt_tensor out = mpt_forward(r->net, part);
         out = mpt_reshape(out, MPT_SHAPE(-1, 7));
         mpt_autocast_end(c);
@@ -165,13 +169,17 @@ static mpt_status run_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor 
     return mpt_step_end(c);
 }
 
+typedef enum storage { AUTOCAST, NARROW, HALF } storage;
+
 /* Steps; all state as a hash. The last two may not allocate. */
-static uint64_t run_net(const net_kind *kind, how which, mpt_dtype precision, bool half,
+static uint64_t run_net(const net_kind *kind, how which, mpt_dtype precision, storage kept,
                         int threads, bool capture, int backwards) {
     enum { STEPS = 6 };
     arena a;
     run r;
+    const bool half = kept == HALF;
     mpt_context *c = make_context(&a, threads);
+    r.narrow = kept == NARROW;
     r.net = kind->make(c);
     mark(r.net, which);
     if (half) mpt_half(r.net, precision);
@@ -205,17 +213,17 @@ static uint64_t run_net(const net_kind *kind, how which, mpt_dtype precision, bo
     return hash;
 }
 
-static void compare(int net, mpt_dtype precision, bool half, int backwards) {
+static void compare(int net, mpt_dtype precision, storage kept, int backwards) {
+    static const char *const names[] = {"", "narrow ", "pure "};
     net_kind kind = net_of(net);
-    const uint64_t plain = run_net(&kind, PLAIN, precision, half, 1, false, backwards);
+    const uint64_t plain = run_net(&kind, PLAIN, precision, kept, 1, false, backwards);
     for (int which = WHOLE; which < HOWS; which++) {
         for (int at = 0; at < 4; at++) {
             int threads = 1 + at % 2;
             bool capture = at / 2 != 0;
-            if (run_net(&kind, (how)which, precision, half, threads, capture, backwards) != plain)
+            if (run_net(&kind, (how)which, precision, kept, threads, capture, backwards) != plain)
                 TEST_FAIL_("%s, way %d, %s%s, %d threads, captured %d: other bits", kind.name,
-                           which, half ? "pure " : "", mpt_dtype_name(precision), threads,
-                           (int)capture);
+                           which, names[kept], mpt_dtype_name(precision), threads, (int)capture);
         }
     }
 }
@@ -223,18 +231,22 @@ static void compare(int net, mpt_dtype precision, bool half, int backwards) {
 TEST(nets_learn_the_same_bits) {
     static const mpt_dtype precisions[] = {MPT_F32, MPT_F16, MPT_BF16};
     for (int net = 0; net < net_count(); net++)
-        for (int p = 0; p < 3; p++) compare(net, precisions[p], false, 1);
+        for (int p = 0; p < 3; p++) compare(net, precisions[p], AUTOCAST, 1);
+}
+
+TEST(narrow_regions_learn_the_same_bits) {
+    for (int net = 0; net < net_count(); net++) compare(net, MPT_BF16, NARROW, 1);
 }
 
 TEST(pure_half_learns_the_same_bits) {
     for (int net = 0; net < net_count(); net++) {
-        compare(net, MPT_F16, true, 1);
-        compare(net, MPT_BF16, true, 1);
+        compare(net, MPT_F16, HALF, 1);
+        compare(net, MPT_BF16, HALF, 1);
     }
 }
 
 TEST(gradients_add_up_to_the_same_bits) {
-    for (int net = 0; net < net_count(); net++) compare(net, MPT_BF16, false, 2);
+    for (int net = 0; net < net_count(); net++) compare(net, MPT_BF16, AUTOCAST, 2);
 }
 
 /* ==== Forwards by hand ==== */
@@ -764,7 +776,7 @@ TEST(errors_are_named) {
 
 TEST_TABLE = {
     T(nets_learn_the_same_bits),
-    T(pure_half_learns_the_same_bits),
+    T(narrow_regions_learn_the_same_bits), T(pure_half_learns_the_same_bits),
     T(gradients_add_up_to_the_same_bits),
     T(functions_draw_the_same_numbers),
     T(two_losses_over_one_forward),

@@ -223,6 +223,66 @@ TEST(changed_results_are_named) {
     }
 }
 
+/* ==== Halves in the place of fp32 ==== */
+
+enum { TOKENS = 96, WIDTH = 64 };
+
+/* What a norm gives to readers in a region; the readers: 1 a linear layer, 2 another one, 4 a
+   product with itself, 8 a linear layer outside the region. */
+static outcome run_readers(mpt_dtype low, int readers, bool whole, bool retain) {
+    outcome o;
+    mpt_context *c = make_context(7);
+    const mpt_tensor none = mpt_null_tensor();
+    mpt_tensor leaf[3] = {mpt_keep(mpt_randn(c, MPT_F32, MPT_SHAPE(TOKENS, WIDTH))),
+                          mpt_keep(mpt_randn(c, MPT_F32, MPT_SHAPE(8, WIDTH))),
+                          mpt_keep(mpt_randn(c, MPT_F32, MPT_SHAPE(8, WIDTH)))};
+    for (int i = 0; i < 3; i++) mpt_requires_grad(leaf[i], true);
+    mpt_step_begin(c);
+    const int64_t before = active(c);
+    mpt_tensor loss = mpt_zeros(c, MPT_F32, MPT_SHAPE(1));
+    if (!whole) mpt_scope_begin(c);
+    mpt_autocast_begin(c, low);
+    mpt_tensor x = mpt_layer_norm(leaf[0], 1, none, none, 1e-5);
+    for (int i = 0; i < 2; i++)
+        if (readers >> i & 1) {
+            mpt_tensor y = mpt_linear(x, leaf[1 + i], none, MPT_ACTIVATION_NONE);
+            loss = mpt_add(loss, mpt_sum(mpt_tanh(y), MPT_ALL_DIMS, false));
+        }
+    if (readers & 4) loss = mpt_add(loss, mpt_sum(mpt_mul(x, x), MPT_ALL_DIMS, false));
+    mpt_autocast_end(c);
+    if (readers & 8) {
+        mpt_tensor y = mpt_linear(x, leaf[1], none, MPT_ACTIVATION_NONE);
+        loss = mpt_add(loss, mpt_sum(y, MPT_ALL_DIMS, false));
+    }
+    if (!whole) mpt_scope_return(c, &loss, 1);
+    o.held = active(c) - before;
+    if (retain) mpt_backward_from(loss, none, true);
+    mpt_backward(loss);
+    o.hash = mix_tensor(1, loss);
+    for (int i = 0; i < 3; i++)
+        if (mpt_has_grad(leaf[i])) o.hash = mix_tensor(o.hash, mpt_grad(leaf[i]));
+    mpt_step_end(c);
+    if (mpt_failed(c)) TEST_FAIL_("%s", mpt_error(c));
+    mpt_destroy(c);
+    return o;
+}
+
+/* An fp32 result that linear layers alone keep for backward, and read as halves, is kept as halves:
+   half the bytes, and the bits of keeping it whole. Whoever needs more of it keeps all. */
+TEST(what_is_read_as_halves_is_kept_as_halves) {
+    static const int readers[] = {1, 3, 5, 7, 9};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < 5; i++)
+            for (int retain = 0; retain < 2; retain++) {
+                const mpt_dtype low = d ? MPT_F16 : MPT_BF16;
+                const outcome small = run_readers(low, readers[i], false, retain);
+                const outcome large = run_readers(low, readers[i], true, retain);
+                const int64_t bytes = TOKENS * WIDTH * (readers[i] < 4 ? 2 : 4);
+                CHECK(small.hash == large.hash);
+                CHECK(small.held >= bytes && small.held < bytes + TOKENS * WIDTH * 2);
+            }
+}
+
 /* ==== Nets ==== */
 
 static mpt_module make_mlp(mpt_context *c) {
@@ -338,5 +398,6 @@ TEST(nets_keep_no_more_than_they_must) {
 }
 
 TEST_TABLE = {T(ops_keep_no_more_than_they_must), T(changed_results_are_named),
+              T(what_is_read_as_halves_is_kept_as_halves),
               T(nets_keep_no_more_than_they_must)};
 TEST_MAIN

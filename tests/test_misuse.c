@@ -1356,6 +1356,10 @@ TEST(autograd) {
          mpt_autocast_begin(f.context, (mpt_dtype)-4));
     CASE(mpt_autocast_begin, STATE, "regions are open",
          for (int i = 0; i < 100; i++) mpt_autocast_begin(f.context, MPT_BF16));
+    CASE(mpt_autocast_begin_narrow, DTYPE, "expected MPT_F16, MPT_BF16",
+         mpt_autocast_begin_narrow(f.context, MPT_F64));
+    NOWHERE(mpt_autocast_begin_narrow,
+            mpt_autocast_begin_narrow(NULL, MPT_BF16) == MPT_ERROR_HANDLE);
     NOWHERE(mpt_autocast_begin, mpt_autocast_begin(NULL, MPT_F16) == MPT_ERROR_HANDLE);
     CASE(mpt_autocast_end, STATE, "no open region", mpt_autocast_end(f.context));
     NOWHERE(mpt_autocast_end, mpt_autocast_end(NULL) == MPT_ERROR_HANDLE);

@@ -10,7 +10,7 @@
 
 #include "core/tensor.c"
 
-mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
+static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool narrow) {
     if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(ctx, DTYPE,
@@ -19,7 +19,16 @@ mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
         return mpt__error(
             ctx, STATE, "%d autocast regions are open; end some", (int)MPT__MAX_REGIONS);
     ctx->autocast[++ctx->autocast_depth] = (uint8_t)dtype;
+    ctx->narrow[ctx->autocast_depth] = narrow;
     return MPT_OK;
+}
+
+mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
+    return mpt__autocast_open(ctx, dtype, false);
+}
+
+mpt_status mpt_autocast_begin_narrow(mpt_context *ctx, mpt_dtype dtype) {
+    return mpt__autocast_open(ctx, dtype, true);
 }
 
 /* ==== The decision ==== */
@@ -32,7 +41,11 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
 static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *ctx) {
     return (mpt_dtype)ctx->autocast[ctx->autocast_depth];
 }
-/* Whether floats of different dtypes meet in fp32. They do in every region, even one that casts
+/* Where floats of different dtypes meet in a region. */
+static mpt_dtype mpt__meeting_dtype(const mpt_context *ctx) {
+    return ctx->narrow[ctx->autocast_depth] ? mpt__autocast_dtype(ctx) : MPT_F32;
+}
+/* Whether floats of different dtypes meet at all. They do in every region, even one that casts
    nothing: a module that is kept out of half still gets what others made. */
 static bool mpt__promotes(const mpt_context *ctx) { return ctx->autocast_depth > 0; }
 
@@ -87,7 +100,7 @@ static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
     return mpt__dtype_mismatch(frame, a, b);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. An optional input
+/* The dtype that all inputs share, or where they differ inside a region, meet in. An optional input
    beside two or more others is a mask, of any dtype. */
 static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
     int first = -1, other = -1;
@@ -101,7 +114,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *
         if (other < 0 && dtype != *common) other = i;
     }
     if (other < 0) return MPT_OK;
-    *common = MPT_F32;
+    *common = mpt__meeting_dtype(frame->context);
     return mpt__promotes(frame->context) ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 

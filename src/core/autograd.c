@@ -68,6 +68,7 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 #define mpt__asks_nothing(record) ((void)0)
 #define mpt__gated(frame, at) false
 #define mpt__gates_here(frame) false
+#define mpt__saved_over(frame, at) ((void)0)
 #else
 #define mpt__asks_nothing(record) \
     ((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
@@ -91,6 +92,24 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 }
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
+
+/* In backward: lets go of what was saved at `at`, which the call has read for the last time, before
+   it takes memory for gradients. What was computed again, and for this call alone, the call that
+   made it holds, too, and needs no more. */
+static MPT__NOINLINE void mpt__saved_over(const mpt__frame *frame, int at) {
+    mpt__record *record = frame->record;
+    mpt__tensor *tensor = record->saved[at];
+    mpt__record *from = tensor->record;
+    if (frame->context->retains) return;
+    record->saved[at] = NULL;
+    tensor->saves--;
+    if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
+        from->saved[from->n_saved - 1] == tensor) {
+        from->n_saved--;
+        tensor->saves--;
+    }
+    if (!tensor->saves) mpt__tensor_settle(frame->context, tensor);
+}
 
 /* A launch from result to bits, or back: all elements, as they lie. */
 static mpt_status mpt__launch_gates(mpt_context *ctx, mpt__kernel kernel,
@@ -689,6 +708,7 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
 static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
     mpt__tensor *tensor = record->in[0];
     int at = record->again - 1;
+    if (record->again == MPT__CAME_AGAIN) return MPT_OK;
     if (!tensor->storage) {
         mpt__tensor *whole = tensor;
         while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
@@ -698,7 +718,7 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
     }
     record->saved[at] = tensor;
     tensor->saves++;
-    record->again = 0;
+    record->again = MPT__CAME_AGAIN;
     return MPT_OK;
 }
 
@@ -836,6 +856,9 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
     ctx->loose_passes += ctx->scope_depth == 0;
     ctx->in_backward = true;
+#ifndef MPTRAIN_NO_FRUGAL
+    ctx->retains = retain;
+#endif
     ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
     mpt__materialise_all(ctx);
     ctx->launch.phase = MPT__BACKWARD;

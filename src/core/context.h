@@ -52,7 +52,8 @@ enum {
     MPT__LEAF = 2,          /* asked for by mpt_requires_grad, or a parameter */
     MPT__KEPT = 4,          /* outlives scopes */
     MPT__INFERENCE = 8,     /* made in inference mode: cannot be saved for backward */
-    MPT__GRADIENT = 16      /* of a leaf or of the backward pass: mpt_release cannot end it */
+    MPT__GRADIENT = 16,     /* of a leaf or of the backward pass: mpt_release cannot end it */
+    MPT__ROUNDED = 32       /* fp32 that a linear layer saved, and reads as halves */
 };
 
 /* A slot lives while a handle, a saved reference or a node of the tape needs it; its storage
@@ -184,6 +185,7 @@ typedef struct mpt__record {
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+#define MPT__CAME_AGAIN 255   /* in `again`: it was */
     uint8_t repeats;          /* mpt__repeats */
 #ifndef MPTRAIN_NO_FRUGAL
     uint8_t asks;             /* of mpt__asks */
@@ -253,6 +255,7 @@ struct mpt__region {
     uint32_t number;     /* storages made in it have this one or a later one */
     uint64_t seen[2];    /* what its calls found, in forward and now */
     uint8_t autocast;
+    bool narrow;
     bool training;
     uint32_t path, module;
     uint64_t path_hash;
@@ -486,9 +489,13 @@ struct mpt_context {
     int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
     bool dropped_step;
     bool in_backward;
+#ifndef MPTRAIN_NO_FRUGAL
+    bool retains; /* the backward under way keeps what it needs for another one */
+#endif
     bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
+    bool narrow[MPT__MAX_REGIONS + 1];      /* floats that differ meet in that */
     int autocast_depth;
 
     mpt__counters_state now, committed;

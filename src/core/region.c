@@ -174,6 +174,7 @@ static mpt__region *mpt__region_new(
     region->live = 1;
     region->number = ++ctx->region_count;
     region->autocast = ctx->autocast[ctx->autocast_depth];
+    region->narrow = ctx->narrow[ctx->autocast_depth];
     mpt__region_note(ctx, region);
     head->op = head->asks = 0;
     head->live = head->done = head->n_out = 0;
@@ -316,7 +317,7 @@ static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
     ctx->launch.op_record = 0;
     for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
     mpt__region_swap(ctx, &state);
-    if (mpt_autocast_begin(ctx, (mpt_dtype)region->autocast) == MPT_OK &&
+    if (mpt__autocast_open(ctx, (mpt_dtype)region->autocast, region->narrow) == MPT_OK &&
         mpt__region_inputs(ctx, region, in))
         mpt__region_forward(ctx, region, region, in, out);
     mpt__region_swap(ctx, &state);

@@ -233,7 +233,8 @@ static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) 
     tensor->handle = 0;
     if (!needed) mpt__tensor_settle(ctx, tensor);
 #ifndef MPTRAIN_NO_FRUGAL
-    else if (tensor->saves == 1 && tensor->record && tensor->record->gate)
+    else if (tensor->flags & MPT__ROUNDED ||
+        (tensor->saves == 1 && tensor->record && tensor->record->gate))
         ctx->shrink(ctx, tensor);
 #endif
 }

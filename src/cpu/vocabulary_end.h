@@ -79,11 +79,12 @@
 #undef v_add_squares
 #undef v_scale
 #undef v_polynomial
+#undef v_pairs
 #undef v_exp
 #undef v_log
 #undef v_sigmoid
 #undef v_tanh
-#undef v_erf
+#undef v_normal
 #undef v_rates
 #undef v_decayed
 #undef v_follow
@@ -95,7 +96,7 @@
 #undef v_max_nan
 #undef v_at_least
 #undef v_gate
-#undef v_gelu_inner
+#undef v_gelu_share
 #undef v_gelu
 #undef v_gelu_tanh
 #undef v_gelu_slope

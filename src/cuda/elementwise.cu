@@ -346,7 +346,7 @@ MPT__OP bool v_is_inf(float a) { return fabsf(a) == INFINITY; }
 MPT__OP float v_sqrt(float a) { return sqrtf(a); }
 MPT__OP float v_exp(float a) { return expf(a); }
 MPT__OP float v_log(float a) { return logf(a); }
-MPT__OP float v_erf(float a) { return erff(a); }
+MPT__OP float v_normal(float a) { return 0.5f * erfcf(-MPT__SQRT_HALF * a); }
 MPT__OP float v_tanh(float a) { return tanhf(a); }
 MPT__OP float v_log1p(float a) { return log1pf(a); }
 MPT__OP float v_expm1(float a) { return expm1f(a); }

@@ -228,7 +228,8 @@ Kernels compute and accumulate in fp32 whatever the storage is, and round once w
 the weights is made once per optimizer step and shared by forward and backward; inputs of a matmul
 are rounded on the way in, without a copy. Parameters, their gradients and the optimizer's state
 stay fp32. Regions nest; MPT_F32 opens one without casting, in which different dtypes still meet.
-mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward outside the region.
+mpt_set_dtype_policy(module, MPT_F32) keeps one module out. In a region of mpt_autocast_begin_narrow
+different dtypes meet in its dtype. Run mpt_backward outside the region.
 
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 

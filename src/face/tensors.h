@@ -771,6 +771,10 @@ MPTRAIN_API bool mpt_is_recomputing(mpt_context *context);
    `dtype` (MPT_F16 or MPT_BF16), losses, softmax and sums in fp32, the rest in its input's dtype.
    MPT_F32 opens a region in which casting is off. Nestable. */
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype);
+/* The same, but inputs of different dtypes meet in `dtype`, not in fp32. What a net's shortcuts add
+   up then stays half, and takes half the memory until backward. The price is a rounding of each
+   sum. Prefer MPT_BF16: fp16 ends at 65504. */
+MPTRAIN_API mpt_status mpt_autocast_begin_narrow(mpt_context *context, mpt_dtype dtype);
 MPTRAIN_API mpt_status mpt_autocast_end(mpt_context *context);
 /* The policy table as text, one op per line; returns the length it needs. */
 MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);

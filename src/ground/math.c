@@ -113,6 +113,11 @@ static double mpt__erf(double x) {
     return x < 0.0 ? -t : t;
 }
 
+/* What of the normal distribution lies below x. */
+static double mpt__normal(double x) {
+    return 0.5 * (1.0 + mpt__erf(0.70710678118654752 * x));
+}
+
 /* Sine and cosine of quadrant * pi/2 + r, |r| <= pi/4. */
 static void mpt__sincos_quadrant(int64_t quadrant, double r, double *sine, double *cosine) {
     /* Taylor: the signed inverses of 3!, 5!, .. 17! and of 4!, 6!, .. 16!. */

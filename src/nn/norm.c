@@ -191,6 +191,9 @@ mpt_module mpt_nn_group_norm(mpt_context *ctx, int64_t groups, int64_t channels,
     return mpt__layer_made(ctx, module);
 }
 
+#ifdef MPTRAIN_NO_CONV
+#define mpt__notice_bias(ctx, module, x) ((void)0)
+#else
 /* A bias that a batch's mean takes away again costs memory and time; once for each module. */
 static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__tensor *x) {
     const mpt__record *record = x->record;
@@ -205,6 +208,7 @@ static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__t
                  "without one (config.bias = false)",
                  mpt__path_text(ctx, record->path), mpt__path_text(ctx, module->path));
 }
+#endif
 
 /* Of the batch while it trains, and where there is nothing else. */
 static mpt_tensor mpt__batch_norm_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,

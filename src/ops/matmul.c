@@ -195,10 +195,71 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
     return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
 }
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* The dtype that all who saved x, each at its first place, read it in; F32 where they do not agree,
+   or one needs more of it. */
+static mpt_dtype mpt__rounded_to(const mpt_context *ctx, const mpt__tensor *x) {
+    mpt_dtype dtype = MPT_F32;
+    int found = 0;
+    for (int64_t r = 1; r < ctx->record_count; r++) {
+        const mpt__record *record = ctx->records[r];
+        if (!record->live || record->done) continue;
+        if (record->again && record->in[0] == x) return MPT_F32;
+        if (record->n_saved == 0 || record->saved[0] != x) continue;
+        const bool other = found > 0 && record->compute_dtype != dtype;
+        if (record->op != MPT__OP_linear || record->region || other) return MPT_F32;
+        dtype = (mpt_dtype)record->compute_dtype;
+        found++;
+    }
+    return found == x->saves ? dtype : MPT_F32;
+}
+
+/* Keeps halves in the place of fp32 that no handle names and that linear layers alone saved: they
+   round it when they read it, in forward as in backward, so no bit changes. */
+static void mpt__narrow(mpt_context *ctx, mpt__tensor *x) {
+    const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx);
+    const mpt_dtype dtype = may && mpt__shrinks(ctx, x) ? mpt__rounded_to(ctx, x) : MPT_F32;
+    if (dtype == MPT_F32) return;
+    mpt__tensor *halves = mpt__tensor_unscoped(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
+    if (!halves) return;
+    mpt__copy_dims(halves->stride, x->stride, x->shape.rank);
+    mpt__launch_origin(ctx, MPT__FORWARD, MPT__OP_linear);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
+    const int64_t numel = mpt__tensor_numel(x);
+    mpt__operand_on(launch, 0, x->storage, MPT_F32, 0, numel, MPT__READ);
+    mpt__operand_on(launch, 1, halves->storage, dtype, 0, numel, MPT__WRITE);
+    mpt__submit(ctx, launch);
+    mpt__launch_origin(ctx, MPT__OTHER, 0);
+    for (int64_t r = 1; r < ctx->record_count; r++) {
+        mpt__record *record = ctx->records[r];
+        if (!record->live || record->n_saved == 0 || record->saved[0] != x) continue;
+        record->saved[0] = halves;
+        record->saved_version[0] = ctx->storages[halves->storage].version;
+        halves->saves++;
+    }
+    mpt__tensor_drop(ctx, halves);
+    x->saves = 0;
+    mpt__tensor_settle(ctx, x);
+}
+
+/* What no handle names any more need not be held whole. */
+static void mpt__let_go(mpt_context *ctx, mpt__tensor *tensor) {
+    if (tensor->flags & MPT__ROUNDED)
+        mpt__narrow(ctx, tensor);
+    else
+        mpt__shrink(ctx, tensor);
+}
+#endif
+
+
 #ifdef MPTRAIN_NO_FRUGAL
 #define mpt__linear_keep(frame) mpt__save(frame, (frame)->in[0])
 #define mpt__linear_kept(frame) true
+#define mpt__linear_notes(frame) ((void)0)
 #else
+#define mpt__linear_notes(frame) \
+    if ((frame)->compute != MPT_F32 && (frame)->in[0]->dtype == MPT_F32) \
+    (frame)->in[0]->flags |= MPT__ROUNDED
 /* Only the gradient of the weight needs x, which may come again. */
 #define mpt__linear_keep(frame) \
     ((frame)->in[1]->flags & MPT__REQUIRES_GRAD && \
@@ -223,17 +284,17 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__source w;
     if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
     mpt__linear_keep(frame);
+    mpt__linear_notes(frame);
     mpt__save(frame, frame->in[1]);
-    bool split = frame->records && mpt__activation_keeps_input(activation);
+    bool split = false;
     mpt__tensor *before = frame->out[0];
-    if (split) {
-        before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
-        if (!before) return ctx->base.status;
-        mpt__save(frame, before);
-    } else if (activation == MPT_ACTIVATION_RELU) {
+    if (activation == MPT_ACTIVATION_RELU) {
         mpt__save_gate(frame);
     } else if (activation != MPT_ACTIVATION_NONE) {
-        mpt__save(frame, frame->out[0]);
+        split = frame->records && mpt__activation_keeps_input(activation);
+        if (split) before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
+        if (!before) return ctx->base.status;
+        mpt__save(frame, before);
     }
     mpt__launch *launch = mpt__gemm_begin(frame);
     launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
@@ -263,25 +324,18 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
     mpt__operand_inline(launch, 1, dy, MPT__READ);
     mpt__operand_inline(launch, 2, inner, MPT__WRITE);
-    return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
+    if (mpt__submit(frame->context, launch) != MPT_OK) return NULL;
+    if (mpt__activation_keeps_input(activation)) mpt__saved_over(frame, 2);
+    return inner;
 }
 
+/* The gradient of x comes last: what was saved is gone by then, and leaves it its memory. */
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
     if (!dy) return ctx->base.status;
     mpt__access access;
     mpt__launch *launch;
-    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (dx) {
-        mpt__source w;
-        if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
-        launch = mpt__gemm_begin(frame);
-        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-        mpt__linear_weight(launch, frame->saved[1], &w, false);
-        mpt__operand_rows(launch, 3, dx, false, access);
-        mpt__submit(ctx, launch);
-    }
     const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
@@ -291,6 +345,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
         mpt__submit(ctx, launch);
+        if (frame->record->again) mpt__saved_over(frame, 0);
     }
     const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
     if (db) {
@@ -299,6 +354,16 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+        mpt__submit(ctx, launch);
+    }
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (dx) {
+        mpt__source w;
+        if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
+        launch = mpt__gemm_begin(frame);
+        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        mpt__linear_weight(launch, frame->saved[1], &w, false);
+        mpt__operand_rows(launch, 3, dx, false, access);
         mpt__submit(ctx, launch);
     }
     return ctx->base.status;

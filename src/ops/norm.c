@@ -67,7 +67,7 @@ static bool mpt__norm_residual(mpt__frame *frame, int i) {
     if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
     if (more->dtype == x->dtype) return true;
     if (!mpt__promotes(frame->context)) return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
-    frame->out_dtype[0] = MPT_F32;
+    frame->out_dtype[0] = mpt__meeting_dtype(frame->context);
     return true;
 }
 #endif

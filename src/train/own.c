@@ -85,12 +85,13 @@ typedef struct {
     int scopes, no_grad, inference, autocast;
     int64_t kept; /* tensors of the scopes */
     uint8_t region;
-    bool in_backward;
+    bool narrow, in_backward;
 } mpt__own_frame;
 
 static mpt__own_frame mpt__own_begin(mpt_context *ctx) {
     mpt__own_frame frame = {ctx->scope_depth, ctx->no_grad_depth, ctx->inference_depth,
-        ctx->autocast_depth, ctx->scoped_count, ctx->autocast[1], ctx->in_backward};
+        ctx->autocast_depth, ctx->scoped_count, ctx->autocast[1], ctx->narrow[1],
+        ctx->in_backward};
     ctx->no_grad_depth++;
     ctx->autocast_depth = 0;
     ctx->forward_depth++;
@@ -105,7 +106,8 @@ static void mpt__own_end(mpt_context *ctx, const mpt__own_frame *frame) {
         ctx->scope_depth = frame->scopes;
     }
     ctx->no_grad_depth = frame->no_grad, ctx->inference_depth = frame->inference;
-    ctx->autocast_depth = frame->autocast, ctx->autocast[1] = frame->region;
+    ctx->autocast_depth = frame->autocast;
+    ctx->autocast[1] = frame->region, ctx->narrow[1] = frame->narrow;
     ctx->forward_depth--;
     ctx->in_backward = frame->in_backward, ctx->in_update = false;
 }

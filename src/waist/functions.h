@@ -18,7 +18,7 @@
     E(LOG, 10, v_log(a)) \
     E(SQRT, 6, v_sqrt(a)) \
     E(RELU, 2, v_relu(a)) \
-    E(GELU, 20, v_gelu(a)) \
+    E(GELU, 15, v_gelu(a)) \
     E(GELU_TANH, 15, v_gelu_tanh(a)) \
     E(TANH, 12, v_tanh(a)) \
     E(SIGMOID, 10, v_sigmoid(a)) \
@@ -70,7 +70,7 @@
     S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a, 0 for b = 0 */ \
     S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b, 0 for a = 0 <= b */ \
     E(RELU_BACKWARD, 2, v_gate(a, b)) \
-    E(GELU_BACKWARD, 25, v_mul(b, v_gelu_slope(a))) \
+    E(GELU_BACKWARD, 20, v_mul(b, v_gelu_slope(a))) \
     E(GELU_TANH_BACKWARD, 20, v_mul(b, v_gelu_tanh_slope(a))) \
     E(TANH_BACKWARD, 2, v_mul(b, v_sub(v_set(1), v_mul(a, a)))) \
     E(SIGMOID_BACKWARD, 2, v_mul(v_mul(b, a), v_sub(v_set(1), a))) \

@@ -11,7 +11,8 @@
 enum { LARGEST = 4096 };
 
 static const char *const models[] = {"vit-b16", "resnet18", "gpt6"};
-static const char *const ways[] = {"plain", "selective", "full"};
+/* narrow: the residual stream in the dtype of autocast. */
+static const char *const ways[] = {"plain", "narrow", "selective", "full"};
 enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };
 
 /* GPT-2's width at half of its depth and context. */
@@ -46,7 +47,8 @@ static mpt_status two_steps(mpt_context *context, int64_t batch, void *user) {
     m.context = context;
     m.precision = find_precision(p->precision);
     m.net = m.kind->make(context, m.kind);
-    m.recompute = strcmp(p->way, "plain") != 0;
+    m.narrow = strcmp(p->way, "narrow") == 0;
+    m.recompute = !m.narrow && strcmp(p->way, "plain") != 0;
     if (strcmp(p->way, "full") == 0) recompute_blocks(m.net);
     m.optimizer = make_optimizer(m.net, true);
     mpt_scaler_config scaler = mpt_scaler_config_default();

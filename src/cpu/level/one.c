@@ -16,7 +16,6 @@
 #define MPT__LN2_LOW_F (-2.12194440e-4f)
 #define MPT__SQRT_HALF_BITS 0x3f3504f3
 #define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
-#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
 #define MPT__SIGN_BIT (-0x7fffffff - 1)
 
 /* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
@@ -28,12 +27,12 @@ static const float mpt__log_coefficients[9] = {0.333333135f, -0.250000089f, 0.20
 /* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
 static const float mpt__tanh_coefficients[6] = {
     -0.333333313f, 0.133332208f, -0.0539481789f, 0.021706894f, -0.00819001347f, 0.00215268368f};
-/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
-static const float mpt__erf_small_coefficients[7] = {0.128379166f, -0.376126289f, 0.112836242f,
-    -0.02685556f, 0.00519175315f, -0.000803975272f, 7.94310035e-05f};
-/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
-static const float mpt__erf_large_coefficients[7] = {-0.000166439087f, -1.12779725f, -0.636976123f,
-    -0.104113616f, 0.0223151781f, -0.00306548341f, 0.000198219554f};
+/* Of the normal distribution 2^P(x) lies beyond x >= 0; error 9.9e-9. */
+static const float mpt__normal_coefficients[9] = {-1, -1.15110540f, -0.459205478f, -0.0525077060f,
+    0.00708522834f, -0.000157928269f, -0.000175549168f, 3.66948625e-05f, -2.57039142e-06f};
+/* 2^r for |r| <= 1/2; error 2.0e-9. */
+static const float mpt__exp2_coefficients[7] = {1, 0.693147182f, 0.240226477f, 0.0555035993f,
+    0.00961850584f, 0.00133908063f, 0.000153264642f};
 
 /* ==== Vocabulary ==== */
 
@@ -94,7 +93,7 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
 MPT__REAL_FUNCTION(exp, mpt__v1_exp, mpt__exp)
 MPT__REAL_FUNCTION(log, mpt__v1_log, mpt__ln)
 MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
-MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
+MPT__REAL_FUNCTION(normal, mpt__v1_normal, mpt__normal)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
 /* Correctly rounded also for float: 53 bits are more than twice 24 and 2. As sqrt may set errno, a
@@ -148,7 +147,6 @@ MPT__OP v_f v_pow_exponent(v_f a, v_f b) { return a == 0 && b >= 0 ? 0 : v_pow(a
 
 /* ==== Its functions ==== */
 
-#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
 #define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
 #define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)

@@ -1,5 +1,5 @@
 /* ----
- * cpu/template/math.c: exp, log, sigmoid, tanh and erf of floats.
+ * cpu/template/math.c: exp, log, sigmoid, tanh and the normal distribution.
  *
  * They are made of + - * / and integer operations in a fixed order, so every compiler and CPU gives
  * the same bits for any number of lanes (NaN: as a class) as long as denormals are treated alike;
@@ -9,9 +9,10 @@
  *   exp       any x; overflow gives infinity, results round to denormals as they should
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
- *   tanh erf  odd; +-1 for large |x|; the sign of zero stays
+ *   tanh      odd; +-1 for large |x|; the sign of zero stays
+ *   normal    what of the normal distribution lies below x, (1 + erf(x / sqrt(2))) / 2
  *
- * Measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41.
+ * Measured, in ulp: log 0.80, exp 0.99, tanh 1.33, sigmoid 2.41; normal 1.6 times 2^-24.
  * ---- */
 #ifdef MPT__V
 
@@ -96,16 +97,28 @@ MPT__FN MPT__INLINE v_f v_tanh(v_f x) {
     return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
 }
 
-MPT__FN MPT__INLINE v_f v_erf(v_f x) {
-    v_i sign = v_iand(v_bits(x), v_iset(MPT__SIGN_BIT));
-    v_f a = v_float(v_iand(v_bits(x), v_iset(0x7fffffff)));
-    v_f p = v_polynomial(v_mul(a, a), mpt__erf_small_coefficients, 7);
-    v_f lesser = v_add(a, v_mul(a, p));
-    v_f in = v_smaller(v_set(4.0f), a);
-    v_f q = v_polynomial(in, mpt__erf_large_coefficients, 7);
-    v_f large = v_sub(v_set(1.0f), v_exp(q));
-    v_m is_large = v_igt(v_bits(a), v_iset(MPT__ERF_SWITCH_BITS));
-    return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
+/* c[0] + c[1] x + .. + c[5] x^5 + top x^6 in pairs, whose steps need not wait for each other. */
+MPT__FN MPT__INLINE v_f v_pairs(v_f x, const float *c, v_f top) {
+    v_f square = v_mul(x, x);
+    v_f low = v_add(v_set(c[0]), v_mul(v_set(c[1]), x));
+    v_f middle = v_add(v_set(c[2]), v_mul(v_set(c[3]), x));
+    v_f high = v_add(v_set(c[4]), v_mul(v_set(c[5]), x));
+    middle = v_add(middle, v_mul(square, v_add(high, v_mul(square, top))));
+    return v_add(low, v_mul(square, middle));
+}
+
+/* Beyond x >= 0 lies 2^P(x), for which v_exp would be slower. At 10.5 P is -157: there is no float
+   for less. */
+MPT__FN MPT__INLINE v_f v_normal(v_f x) {
+    const float *c = mpt__normal_coefficients;
+    v_f a = v_smaller(v_set(10.5f), v_float(v_iand(v_bits(x), v_iset(0x7fffffff))));
+    v_f top = v_add(v_set(c[6]), v_mul(v_add(v_set(c[7]), v_mul(v_set(c[8]), a)), a));
+    v_f y = v_pairs(a, c, top);
+    v_f t = v_add(y, v_set(MPT__ROUND_MAGIC));
+    v_f r = v_sub(y, v_sub(t, v_set(MPT__ROUND_MAGIC)));
+    v_f beyond = v_scale(
+        v_pairs(r, mpt__exp2_coefficients, v_set(mpt__exp2_coefficients[6])), t);
+    return v_select(v_igt(v_iset(0), v_bits(x)), beyond, v_sub(v_set(1.0f), beyond));
 }
 
 #endif
