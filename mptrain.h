@@ -4841,10 +4841,16 @@ static void mpt__write_text(mpt__text *text, const char *format, ...) {
 
 #define MPT__PATH_SIZE 1024
 
+#if defined(_WIN32)
+#define mpt__is_slash(c) ((c) == '/' || (c) == '\\')
+#else
+#define mpt__is_slash(c) ((c) == '/')
+#endif
+
 /* How much of a path is its directory, with the slash. */
 static size_t mpt__directory_length(const char *path) {
 	size_t length = strlen(path);
-	while (length > 0 && path[length - 1] != '/' && path[length - 1] != '\\') length--;
+	while (length > 0 && !mpt__is_slash(path[length - 1])) length--;
 	return length;
 }
 
@@ -6321,11 +6327,11 @@ typedef struct {
 	size_t length;
 } mpt__span;
 
-static bool mpt__json_refuse(const mpt__json *json, const char *what) {
+static void mpt__json_tell(const mpt__json *json, const char *what) {
 	mpt__fail(json->base, MPT_ERROR_FORMAT, "%s, byte %lld: %s", json->name,
 		(int64_t)(json->before + json->at), what);
-	return false;
 }
+#define mpt__json_refuse(json, what) (mpt__json_tell(json, what), false)
 
 /* The next byte, 0 at the end. */
 static uint8_t mpt__json_byte(const mpt__json *json) {
@@ -9750,17 +9756,38 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
 /* MPT__BLOCK elements of the table. */
 static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
 	MPT__TASK(mpt__cpu_map, map);
-	mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
+	mpt__cpu_view in = mpt__cpu_view_of(map->call, 0), out = mpt__cpu_view_of(map->call, 1);
+	mpt__real x[MPT__BLOCK], one[MPT__BLOCK], y[MPT__BLOCK];
+	mpt__real *to = map->body ? map->table + chunk * MPT__BLOCK : y;
 	uint16_t half[MPT__BLOCK];
-	for (int i = 0; i < MPT__BLOCK; i++) {
-		half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
-		one[i] = 1;
-	}
-	mpt__load_real(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
-	if (map->operands == 2)
+	for (int i = 0; i < MPT__BLOCK; i++) half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
+	in.data = half, out.data = map->table;
+	mpt__cpu_get(&in, 0, 1, x, MPT__BLOCK);
+	if (map->operands == 2) {
 		map->unary(to, x, MPT__BLOCK, map->c, map->d);
-	else
+	} else {
+		for (int i = 0; i < MPT__BLOCK; i++) one[i] = 1;
 		map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
+	}
+	if (to == y) mpt__cpu_put_block(&out, chunk * MPT__BLOCK, 1, y, MPT__BLOCK);
+}
+
+/* Where bf16 comes of bf16, both dense, the table has bf16, too. */
+static void mpt__cpu_find_halves(void *work, int64_t chunk, int thread) {
+	MPT__TASK(mpt__cpu_map, map);
+	const mpt__cpu_call *call = map->call;
+	const uint16_t *table = (const uint16_t *)(const void *)map->table;
+	const int64_t begin = chunk * MPT__CHUNK, left = mpt__cpu_numel(call->launch->operand) - begin;
+	const int64_t n = mpt__cpu_min(MPT__CHUNK, left);
+	const uint16_t *half = (const uint16_t *)call->data[0] + begin;
+	uint16_t *to = (uint16_t *)call->data[1] + begin;
+	int64_t i = 0;
+	for (; i + 4 <= n; i += 4) {
+		const uint16_t a = table[half[i]], b = table[half[i + 1]];
+		const uint16_t c = table[half[i + 2]], d = table[half[i + 3]];
+		to[i] = a, to[i + 1] = b, to[i + 2] = c, to[i + 3] = d;
+	}
+	for (; i < n; i++) to[i] = table[half[i]];
 }
 
 /* to[i] = table[half[i * step]]; dense ones four at a time, in half the time. */
@@ -9800,12 +9827,20 @@ static bool mpt__cpu_looks_up(const mpt__cpu_call *call) {
 }
 
 static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int operands) {
-	map.body = mpt__cpu_lookup_body;
+	const mpt__operand *o = call->launch->operand;
+	const int64_t numel = mpt__cpu_numel(o);
+	const bool halves = operands == 2 && o[1].dtype == MPT_BF16 && o[1].access == MPT__WRITE &&
+		mpt__cpu_dense(&o[0]) == numel && mpt__cpu_dense(&o[1]) == numel;
+	map.body = halves ? NULL : mpt__cpu_lookup_body;
 	map.table = (mpt__real *)call->workspace;
 	map.call = call, map.operands = operands;
 	mpt__cpu_for(call, MPT__LOOKUP_SIZE / MPT__BLOCK, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW,
 		mpt__cpu_lookup_make, &map);
-	mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
+	if (halves)
+		mpt__cpu_for(call, mpt__cpu_chunks(numel, MPT__CHUNK), numel, MPT__LOOKUP_SLOW,
+			mpt__cpu_find_halves, &map);
+	else
+		mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
 static void mpt__cpu_unary(const mpt__cpu_call *call) {
@@ -27168,10 +27203,13 @@ static mpt_dtype mpt__rounded_to(const mpt_context *ctx, const mpt__tensor *x) {
 	return found == x->saves ? dtype : MPT_F32;
 }
 
+enum { MPT__NARROW_LEAST = 1 << 18 }; /* elements: of 1 MB half is worth a copy */
+
 /* Keeps halves in the place of fp32 that no handle names and that linear layers alone saved: they
    round it when they read it, in forward as in backward, so no bit changes. */
 static void mpt__narrow(mpt_context *ctx, mpt__tensor *x) {
-	const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx);
+	const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx) &&
+		mpt__tensor_numel(x) >= MPT__NARROW_LEAST;
 	const mpt_dtype dtype = may && mpt__shrinks(ctx, x) ? mpt__rounded_to(ctx, x) : MPT_F32;
 	if (dtype == MPT_F32) return;
 	mpt__tensor *halves = mpt__tensor_unscoped(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
@@ -33147,9 +33185,8 @@ static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int tot
 	static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
 	for (int i = 0, repeat; i < total; i += repeat) {
 		mpt__inflate_fill(&z->in);
-		unsigned entry = mpt__huffman_take(&z->literals, &z->in), symbol = entry & 511u;
-		if (!entry || z->in.count < 0)
-			return mpt__huffman_fail(z, entry, "a Huffman code that does not exist");
+		unsigned symbol = mpt__huffman_take(&z->literals, &z->in) & 511u; /* none lacks */
+		if (z->in.count < 0) return mpt__inflate_ends_early(z);
 		if (symbol == 16 && i == 0)
 			return mpt__inflate_fail(z, "a repeated code length with none before it");
 		repeat =
@@ -33484,7 +33521,7 @@ static bool mpt__elements_known(int dtype) {
 #ifdef MPTRAIN_NO_FP8
 	if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
 #endif
-	return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
+	return dtype < MPT_DTYPE_COUNT; /* or one that only files have */
 }
 
 /* At most a block of elements, of any alignment, to fp32. */
@@ -33897,10 +33934,7 @@ static mpt__dataset *mpt__subset_new(
 	subset->first += first;
 	subset->indices = NULL;
 	if (!order && !dataset->indices) return subset;
-	if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
-		mpt__fail_memory(&ctx->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
-	else
-		subset->indices = (int64_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
+	subset->indices = (int64_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
 	if (!subset->indices) {
 		mpt__dataset_release(ctx, subset);
 		return NULL;
@@ -34240,7 +34274,8 @@ static MPT__UNUSED uint8_t *mpt__reader_whole(mpt_context *ctx, const char *path
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
 	void *to, char *error) {
 	const mpt_io *io = mpt__io(base);
-	void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
+	/* Whoever made the dataset has opened and read the file. */
+	void *file = io->seek ? io->open(io->user, path, 'r') : NULL;
 	if (!file) {
 		mpt__format_text(
 			error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path, mpt__io_reason(base));
@@ -34970,7 +35005,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
 			(step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
 		double ratio = mpt__exp(low + u[1] * (high - low));
 		double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
-		if (!(columns < 1e9 && rows < 1e9)) continue;
+		if (!(rows < 1e9)) continue; /* columns fit: a ratio is at most 1e6 */
 		part[2] = (int64_t)rows, part[3] = (int64_t)columns;
 		if (part[2] < 1 || part[3] < 1 || part[2] > height - !most || part[3] > width - !most)
 			continue;
@@ -35027,8 +35062,7 @@ static bool mpt__step_move(
 			mpt__shorter_side(step->height, &height, &width);
 		else
 			height = step->height, width = step->width;
-		if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE || height < 1 || width < 1)
-			return false;
+		if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE) return false;
 		mpt__picture_resize(picture, height, width, step->antialias);
 	}
 	return true;
@@ -35116,7 +35150,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
 			return false;
 		}
 	}
-	if (values != out || !values) mpt__picture_make(picture, taps, out);
+	if (values != out) mpt__picture_make(picture, taps, out);
 	return true;
 }
 
@@ -35345,13 +35379,14 @@ static bool mpt__field_missing(const char *p, size_t n) {
 	if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
 		if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
-	if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+	if (*p == '-' || *p == '+') p++, n--;
 	return mpt__word_is(p, n, "nan") || mpt__word_is(p, n, "1.#ind") ||
 		mpt__word_is(p, n, "1.#qnan");
 }
 
+/* Of a character or more, as what is empty is missing. */
 static bool mpt__word_infinite(const char *p, size_t n) {
-	if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+	if (*p == '-' || *p == '+') p++, n--;
 	return mpt__word_is(p, n, "inf") || mpt__word_is(p, n, "infinity") ||
 		mpt__word_is(p, n, "1.#inf") || mpt__word_is(p, n, "\xe2\x88\x9e");
 }
@@ -35373,7 +35408,7 @@ static bool mpt__digit_groups(const char *p, size_t n) {
 		if (skip == 0 || run == 0 || (last && last != '_' && run != 2 && run != 3)) return false;
 		last = *p, run = 0;
 	}
-	return run > 0 && (run == 3 || last == 0 || strchr(",._", last));
+	return run > 0 && (run == 3 || strchr(",._", last));
 }
 
 /* Whether people read a text as a number, also with what they put around it and between its digits:
@@ -35483,19 +35518,19 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
 }
 
 /* A fault of a field; lines and columns are told from 1 on. */
-static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
+static void mpt__csv_tell(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
 	const char *text, size_t length) {
 	char shown[48];
 	size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
 	memcpy(shown, text, n);
 	memcpy(shown + n, "...", 4);
 	if (n == length) shown[n] = 0;
-	return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
-		csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "", name ? ")" : "",
-		shown, fault);
+	mpt__error(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s", csv->path,
+		csv->begun, column + 1, name ? " (" : "", name ? name : "", name ? ")" : "", shown, fault);
 }
+#define mpt__csv_fault(...) (mpt__csv_tell(__VA_ARGS__), false)
 
-/* The next field; false with an error recorded. */
+/* The next field; false with an error recorded, which mpt__csv_count has where there is one. */
 static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
 	char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
 	while (p < end && mpt__csv_blank(csv, *p)) p++;
@@ -35720,9 +35755,8 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
 	const mpt__csv *csv = &r->csv;
 	const mpt__table_column *column = &r->table->columns[r->file[f].to];
 	int64_t category = mpt__category_of(r, r->file[f].to, "", 0);
-	if (!mpt__ok(csv->context)) return false;
 	*out = (double)category;
-	bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
+	bool hidden = column->use == MPT_COLUMN_ONE_HOT;
 	if (r->config->strict || column->is_target || (category < 0 && !hidden))
 		return mpt__csv_fault(csv, f, name,
 			"is not in the table that this one is like; for inputs unknown = true "
@@ -35824,7 +35858,7 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
 		const char *name = number;
 		size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", f);
 		if (header) {
-			if (!mpt__csv_field(&r->csv, f)) return false;
+			mpt__csv_field(&r->csv, f);
 			name = r->csv.field, n = r->csv.length;
 			numbers = numbers && mpt__parse_double(name, n, &value);
 		}
@@ -35883,15 +35917,14 @@ static void mpt__decimals_told(mpt__table_reader *r) {
 
 /* Finds decimal commas where the config does not say: columns all of whose texts can be numbers
    with some. Leaves the reader where it was. */
-static bool mpt__table_decimals(mpt__table_reader *r) {
+static void mpt__table_decimals(mpt__table_reader *r) {
 	mpt__csv kept = r->csv;
-	if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
-		return true;
+	if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size)) return;
 	r->csv.write = false;
 	for (int64_t i = 0; i < r->table->rows; i++) {
 		mpt__csv_record(&r->csv);
 		for (int64_t f = 0; f < r->file_count; f++) {
-			if (!mpt__csv_field(&r->csv, f)) return false;
+			mpt__csv_field(&r->csv, f);
 			uint8_t kind = mpt__decimal_kind(r->csv.field, r->csv.length);
 			if ((kind & MPT__COMMA) && !(r->file[f].seen & MPT__COMMA))
 				r->file[f].line = r->csv.begun;
@@ -35900,7 +35933,6 @@ static bool mpt__table_decimals(mpt__table_reader *r) {
 	}
 	r->csv = kept;
 	mpt__decimals_told(r);
-	return true;
 }
 
 static char mpt__decimal_point(const mpt__table_reader *r, int64_t f) {
@@ -36052,14 +36084,12 @@ static void mpt__numbers_told(mpt__table_reader *r) {
 /* Makes texts without a value the category "". */
 static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
 	mpt__table_column *column = &r->table->columns[c];
-	int64_t category = -1;
 	if (!mpt__column_texts(column)) return true;
-	if (r->config->unknown && !r->fixed && !column->is_target)
-		category = mpt__category_of(r, c, "", 0);
+	if (r->config->unknown && !column->is_target) mpt__category_of(r, c, "", 0);
 	for (int64_t i = 0; mpt__ok(r->csv.context) && i < r->table->rows; i++) {
 		double *field = &r->fields[i * r->table->count + c];
 		if (*field >= 0.0 || *field < 0.0) continue;
-		category = mpt__category_of(r, c, "", 0);
+		int64_t category = mpt__category_of(r, c, "", 0);
 		if (category < 0 && mpt__ok(r->csv.context) &&
 			(column->use != MPT_COLUMN_ONE_HOT || r->config->strict))
 			return mpt__reject(r->csv.context, FORMAT,
@@ -36076,10 +36106,10 @@ static bool mpt__table_fill(mpt__table_reader *r) {
 	mpt__table *table = r->table;
 	for (int64_t i = 0; i < table->rows; i++) {
 		mpt__csv_record(&r->csv);
-		for (int64_t f = 0; f < r->file_count; f++)
-			if (!mpt__csv_field(&r->csv, f) ||
-				!mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to]))
-				return false;
+		for (int64_t f = 0; f < r->file_count; f++) {
+			mpt__csv_field(&r->csv, f);
+			if (!mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to])) return false;
+		}
 	}
 	for (int64_t c = 0; c < table->count; c++) {
 		mpt__table_column *column = &table->columns[c];
@@ -36112,7 +36142,7 @@ static bool mpt__table_make(MPT__MAKE_TAKES) {
 		int part = column->is_target;
 		void *to = part ? target : input;
 		int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
-		if (column->use == MPT_COLUMN_IGNORE || !to) continue;
+		if (column->use == MPT_COLUMN_IGNORE) continue;
 		for (int64_t i = 0; i < n; i++, done[part]++) {
 			double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
 				: column->use == MPT_COLUMN_NUMBER ? mpt__column_value(table, column, row[c])
@@ -36243,8 +36273,10 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
 		r->csv.write = true;
 		mpt__csv_rewind(&r->csv);
 		mpt__csv_record(&r->csv);
-		if (mpt__table_names(r, config->header) && mpt__table_decimals(r) &&
-			(like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
+		if (mpt__table_names(r, config->header) &&
+			(mpt__table_decimals(r),
+				like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) &&
+			mpt__table_fill(r))
 			dataset = mpt__table_finish(r);
 	}
 	mpt__table_clear(r);
@@ -36522,8 +36554,7 @@ static int mpt__table_word(
 	const mpt__table_record *record, int k, const char *first, const char *second) {
 	int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
 	return found == 0 || strcmp(record->words[k], second) == 0 ? found
-		: mpt__table_odd(record, k)                            ? 0
-															   : -1;
+															   : mpt__table_odd(record, k) - 1;
 }
 
 /* The record about the table as a whole. */
@@ -36673,10 +36704,11 @@ typedef struct {
 	mpt_shape shape;
 } mpt__npy;
 
-static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
-	return mpt__reject(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
+static void mpt__npy_tell(const mpt__npy *npy, const char *fault) {
+	mpt__error(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
 		npy->name ? npy->name : "", fault);
 }
+#define mpt__npy_fault(npy, fault) (mpt__npy_tell(npy, fault), false)
 
 /* The header's text, a Python dictionary, while it is read. */
 typedef struct {
@@ -36820,7 +36852,7 @@ static uint8_t *mpt__npy_read(
 		for (int k = 0; k < npy->shape.rank && npy->transposed; step *= npy->shape.dim[k++])
 			at = (k ? at : 0) + index[k] * step;
 		if (!mpt__npy_element(npy, npy->elements + at * npy->width, to, out + i * size)) {
-			mpt__npy_fault(npy, "an element is 2^63 or more, which int64 does not hold");
+			mpt__npy_tell(npy, "an element is 2^63 or more, which int64 does not hold");
 			mpt__release(base, out, *bytes, kind);
 			return NULL;
 		}
@@ -37044,7 +37076,7 @@ static bool mpt__raw_make(MPT__MAKE_TAKES) {
 	(void)seed, (void)work;
 	for (int i = 0; i < 2; i++) {
 		void *to = i ? target : input;
-		if (to && raw->part[i].path &&
+		if (to &&
 			!mpt__file_part(dataset->base, raw->part[i].path,
 				raw->part[i].offset + at * raw->part[i].stride,
 				i ? dataset->target_bytes : dataset->input_bytes, to, error))
@@ -38820,8 +38852,7 @@ static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer)
 static bool mpt__tokenizer_room(
 	mpt_context *ctx, mpt__tokenizer *tokenizer, int64_t count, int64_t bytes) {
 	tokenizer->count = count;
-	tokenizer->text =
-		(uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
+	tokenizer->text = (uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes, 1);
 	tokenizer->place =
 		(uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_PLACE, count, sizeof(uint32_t));
 	tokenizer->size =
@@ -40058,9 +40089,7 @@ static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
 	loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
 	if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
 		((!config->shuffle && !config->weights) ||
-			loader->total <= most / (int64_t)sizeof(int64_t)) &&
-		(!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
-		loader->slot_count <= most / (int64_t)sizeof *loader->slots)
+			loader->total <= most / (int64_t)sizeof(int64_t)))
 		return true;
 	mpt__fail_memory(&ctx->base, (size_t)most, MPT_MEMORY_BATCH);
 	return false;

@@ -1227,6 +1227,34 @@ TEST(idx_reading_fails_anywhere) {
     }
 }
 
+TEST(idx_without_memory) {
+    uint8_t images[64], packed[128];
+    size_t n = make_images(images), n_packed = put_gzip(packed, images, n);
+    bool failed = true;
+    int64_t fails = 1;
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_tmp_path("packed.idx"));
+    write_file(path, packed, n_packed);
+    for (; failed && fails < 20; fails++) {
+        counted c;
+        mpt_context *context = counted_context(&c);
+        NEEDS_FILES
+        c.fails = c.calls + fails;
+        mpt_dataset dataset = mpt_idx(context, path, NULL);
+        failed = mpt_failed(context);
+        CHECK_EQ_INT(mpt_error_code(context), failed ? MPT_ERROR_MEMORY : MPT_OK);
+        mpt_clear_error(context);
+        if (failed)
+            CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0);
+        else
+            CHECK_EQ_INT(mpt_dataset_size(dataset), 5);
+        mpt_destroy(context);
+        CHECK_EQ_INT(c.live, 0);
+    }
+    CHECK(fails > 4 && fails < 20); /* the unpacker, the packed bytes, the samples, the dataset */
+    remove(path);
+}
+
 /* ---- MNIST ---- */
 
 TEST(mnist) {
@@ -1436,5 +1464,6 @@ TEST_TABLE = {STEPS_JUST_OUTSIDE T(values_just_outside), T(memory_samples),
               T(idx_plain_and_gzip),
               T(idx_damaged),
               T(idx_reading_fails_anywhere),
+              T(idx_without_memory),
               T(mnist)};
 TEST_MAIN

@@ -187,6 +187,48 @@ TEST(saving_follows_links) {
     end(context);
 }
 
+/* Where a backslash is a letter like others. */
+TEST(names_with_backslashes) {
+    mpt_context *context = make_context();
+    REQUIRE(begin("letters"));
+    mpt_module net = net_of(context, 3.0f);
+    for (int i = 0; i < 2; i++) CHECK_EQ_INT(mpt_save(net, in_root("a\\b")), MPT_OK);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_SAVED(in_root("a\\b"), 3.0f);
+    CHECK_EQ_INT(names_in(root, "mptrain-"), 0);
+    CHECK_EQ_INT(names_in(root, "b"), 1);
+    end(context);
+}
+
+static void ignore_entry(void *to, const char *name, bool folder) {
+    (void)name, (void)folder;
+    ++*(int *)to;
+}
+
+/* What is there and cannot be what is asked for, or what a path is too long for. */
+TEST(folders_and_long_paths) {
+    char longest[6000];
+    int entries = 0;
+    mpt_context *context = make_context();
+    REQUIRE(begin("long"));
+    mpt_module net = net_of(context, 3.0f);
+    CHECK_EQ_INT(mpt_load(net, root, NULL, NULL), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "is a directory");
+    mpt_clear_error(context);
+    CHECK(mpt__may_be_folder(root) && !mpt__may_be_folder(in_root("nothing")));
+    put_file_at(in_root("a-file-of-a-name"), "x", 1);
+    snprintf(longest, sizeof longest, "%s", root);
+    while (strlen(longest) < 4085) strcat(longest, "/.");
+    CHECK(!mpt__file_list(NULL, longest, ignore_entry, &entries));
+    CHECK_EQ_INT(mpt__io_error, ENAMETOOLONG);
+    CHECK(entries == 0 && mpt__file_list(NULL, root, ignore_entry, &entries) && entries == 1);
+    while (strlen(longest) < 5000) strcat(longest, "/.");
+    mpt__io_error = 0;
+    CHECK(!mpt__sync_directory(longest));
+    CHECK_EQ_INT(mpt__io_error, ENAMETOOLONG);
+    end(context);
+}
+
 /* A child that begins to save and is killed while it does, or waits until it is. */
 static pid_t saving_child(const char *path, bool killed) {
     int ready[2];
@@ -535,8 +577,9 @@ TEST(rights_are_not_lent) {
     static const struct {
         int mode, owner_fails, group_fails, want;
     } rows[] = {{06755, 0, 0, 06755}, {06755, 1, 0, 0755}, {0664, 1, 0, 0664},  {0640, 1, 1, 0600},
-                {0664, 1, 1, 0644},   {0604, 1, 1, 0600},  {02770, 1, 1, 0700}, {0666, 1, 1, 0666}};
-    struct stat old;
+                {0664, 1, 1, 0644},   {0604, 1, 1, 0600},  {02770, 1, 1, 0700}, {0666, 1, 1, 0666},
+                {0664, 0, 1, 0644},   {02770, 0, 1, 0700}};
+    struct stat old, now;
     REQUIRE(begin("rights"));
     const char *path = in_root("net");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -554,7 +597,41 @@ TEST(rights_are_not_lent) {
         close(file);
         CHECK_EQ_INT(mode_of(path), rows[i].want);
     }
+    /* Root can give a file away: with its rights, or without those of an owner that stays. */
+    for (int fails = 0; fails < 2 && geteuid() == 0; fails++) {
+        const int file = open(path, O_RDWR);
+        old.st_mode = S_IFREG | 06755, old.st_gid = 4321;
+        old.st_uid = geteuid() + (uid_t)fails;
+        system_arm(CALL_FCHOWN, fails, EPERM, 0);
+        mpt__copy_rights(file, &old);
+        system_disarm();
+        CHECK(fstat(file, &now) == 0 && now.st_gid == 4321);
+        CHECK_EQ_INT(mode_of(path), fails ? 0755 : 06755);
+        CHECK_EQ_INT(fchown(file, geteuid(), getegid()), 0);
+        close(file);
+    }
     end(NULL);
+}
+
+/* Failures that are none: of a folder that cannot be synced, and of a stat of 32 bits, which knows
+   that there is a large file. */
+TEST(saving_goes_on) {
+    static const struct {
+        int call, at, code;
+    } rows[] = {{CALL_FSYNC, 3, EINVAL}, {CALL_STAT, 1, EOVERFLOW}};
+    mpt_context *context = make_context();
+    REQUIRE(begin("goes_on"));
+    const char *path = in_root("net");
+    for (int i = 0; i < 4; i++) {
+        mpt_module net = net_of(context, (float)i);
+        system_arm(rows[i % 2].call, rows[i % 2].at, rows[i % 2].code, i % 2);
+        CHECK_EQ_INT(mpt_save(net, path), MPT_OK);
+        CHECK(system_fault.failed > 0);
+        system_disarm();
+        CHECK_SAVED(path, (float)i);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    end(context);
 }
 
 #ifdef MPTRAIN_STB_IMAGE
@@ -663,12 +740,15 @@ TEST_TABLE = {
     T(saving_keeps_the_mode),
     T(temporary_files_are_private),
     T(saving_follows_links),
+    T(names_with_backslashes),
+    T(folders_and_long_paths),
     T(leftovers_of_killed_processes_go),
 #ifdef HAVE_FAULTY_SYSTEM
     T(other_names_are_for_files_that_are_not_there),
     T(reading_tells_why_not),
     T(saving_is_whole_or_an_error),
     T(rights_are_not_lent),
+    T(saving_goes_on),
 #ifdef MPTRAIN_STB_IMAGE
     T(classes_do_not_vanish),
 #endif

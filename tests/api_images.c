@@ -248,6 +248,163 @@ TEST(random_crops_reach_every_place) {
     mpt_destroy(context);
 }
 
+/* Windows of a picture with more padding than they are wide: some see none of it. */
+TEST(crops_of_padding_alone) {
+    mpt_context *context = make_context();
+    enum { PICTURES = 16 };
+    uint8_t bytes[12 * PICTURES];
+    float x[4 * PICTURES];
+    for (int i = 0; i < 12 * PICTURES; i++) bytes[i] = (uint8_t)(i % 12 + 1);
+    mpt_dataset data = bytes_pictures(context, bytes, PICTURES, MPT_SHAPE(1, 3, 4));
+    mpt_transform step = mpt_transform_default(MPT_RANDOM_CROP, 2, 2);
+    step.padding = 4;
+    mpt_loader_config lc = mpt_loader_config_default();
+    lc.batch = PICTURES;
+    mpt_loader loader = mpt_loader_create(context, mpt_transformed(data, &step, 1), &lc);
+    int empty = 0, seen = 0;
+    mpt_batch batch;
+    for (int i = 0; i < 60 * PICTURES; i++) {
+        float *const one = x + 4 * (i % PICTURES), want[4];
+        bool known = false;
+        if (i % PICTURES == 0) {
+            while (!mpt_loader_next(loader, &batch)) {} /* between epochs */
+            CHECK_EQ_INT(mpt_read_f32(batch.x, x, 4 * PICTURES), MPT_OK);
+        }
+        for (int t = 0; t < 110 && !known; t++) {
+            for (int k = 0; k < 4; k++) {
+                const int at_y = t / 11 - 4 + k / 2, at_x = t % 11 - 4 + k % 2;
+                const bool inside = at_y >= 0 && at_y < 3 && at_x >= 0 && at_x < 4;
+                want[k] = inside ? (float)(4 * at_y + at_x + 1) / 255.0f : 0.0f;
+            }
+            known = memcmp(one, want, sizeof want) == 0;
+        }
+        CHECK(known);
+        empty += one[0] + one[1] + one[2] + one[3] == 0.0f;
+        seen += one[0] * one[3] > 0.0f;
+    }
+    CHECK(empty > 300 && seen > 5);
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
+enum { EPOCHS = 50 };
+
+/* The only picture of a dataset through steps, in so many epochs. */
+static void through_steps(mpt_dataset data, const mpt_transform *steps, int count, float *out,
+                          int64_t numel) {
+    mpt_loader_config lc = mpt_loader_config_default();
+    mpt_batch batch;
+    lc.batch = 1, lc.seed = 3;
+    mpt_dataset stepped = mpt_transformed(data, steps, count);
+    mpt_loader loader = mpt_loader_create(data.context, stepped, &lc);
+    for (int i = 0; i < EPOCHS; i++, out += numel) {
+        CHECK(mpt_loader_next(loader, &batch));
+        CHECK_EQ_INT(mpt_numel(batch.x), numel);
+        CHECK_EQ_INT(mpt_read_f32(batch.x, out, numel), MPT_OK);
+        CHECK(!mpt_loader_next(loader, &batch));
+    }
+    mpt_loader_destroy(loader);
+    mpt_dataset_destroy(stepped);
+}
+
+/* Steps only describe a picture until something needs its pixels: the same bits come when pixels
+   are computed after the first step, which a normalisation by 0 and 1 asks for. */
+TEST(steps_at_once_and_one_by_one) {
+    static const struct {
+        mpt_transform_kind kind;
+        int64_t height, width, padding;
+    } first[] = {{MPT_RANDOM_CROP, 4, 5, 3},  {MPT_RANDOM_CROP, 9, 11, 3},
+                 {MPT_RANDOM_CROP, 3, 3, 6},  {MPT_CENTER_CROP, 5, 4, 0},
+                 {MPT_CENTER_CROP, 4, 7, 0},  {MPT_CENTER_CROP, 5, 6, 0},
+                 {MPT_CENTER_CROP, 9, 7, 0},  {MPT_CENTER_CROP, 5, 9, 0},
+                 {MPT_CENTER_CROP, 3, 3, 0},  {MPT_RESIZE, 3, 9, 0},
+                 {MPT_RESIZE, 7, 0, 0},       {MPT_RESIZED_CROP, 4, 6, 0},
+                 {MPT_RANDOM_FLIP, 0, 0, 0}},
+      then[] = {{MPT_RESIZE, 4, 6, 0},
+                {MPT_RESIZE, 8, 5, 0},
+                {MPT_CENTER_CROP, 2, 2, 0},
+                {MPT_CENTER_CROP, 5, 6, 0},
+                {MPT_CENTER_CROP, 9, 9, 0}};
+    static float x[70], lazy[EPOCHS * 200], forced[EPOCHS * 200];
+    mpt_context *context = make_context();
+    for (int i = 0; i < 70; i++) x[i] = (float)(i * i % 67) / 16.0f - 1.0f;
+    mpt_dataset data = one_picture(context, x, MPT_SHAPE(2, 5, 7));
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
+        for (size_t k = 0; k < 2 * (sizeof then / sizeof *then); k++) {
+            mpt_transform steps[4];
+            int n = 0, before = test_failures;
+            const int64_t numel = 2 * then[k / 2].height * then[k / 2].width;
+            steps[n] = mpt_transform_default(first[i].kind, first[i].height, first[i].width);
+            steps[n++].padding = first[i].padding;
+            steps[n++] = mpt_transform_default(MPT_NORMALIZE, 0, 0);
+            if (k % 2) steps[n] = mpt_transform_default(MPT_RANDOM_FLIP, 0, 0), steps[n++].p = 1.0;
+            steps[n++] =
+                mpt_transform_default(then[k / 2].kind, then[k / 2].height, then[k / 2].width);
+            through_steps(data, steps, n, forced, numel);
+            memmove(steps + 1, steps + 2, (size_t)(n - 2) * sizeof *steps);
+            through_steps(data, steps, n - 1, lazy, numel);
+            if (k % 2 == 0 && first[i].kind != MPT_RANDOM_FLIP)
+                CHECK_EQ_BITS(lazy, forced, (size_t)(EPOCHS * numel) * sizeof *lazy);
+            for (int64_t at = 0; at < EPOCHS * numel; at++) /* mirrored sums are in other orders */
+                CHECK_NEAR(lazy[at], forced[at], 1e-6);
+            if (test_failures > before) printf(", row %d, then %d", (int)i, (int)k);
+        }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+static bool torn_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    (void)user, (void)seed, (void)input, (void)target;
+    snprintf(error, error_size, "picture %d is torn", (int)index);
+    return false;
+}
+
+/* Parts that no part can be, floats at odd addresses, pictures that nobody has. */
+TEST(pictures_at_the_edges) {
+    mpt_context *context = make_context();
+    float x[70], got[70];
+    char odd[sizeof x + 1];
+    for (int i = 0; i < 70; i++) x[i] = (float)(i % 7);
+    mpt_transform step = mpt_transform_default(MPT_RANDOM_ERASING, 0, 0);
+    step.p = 1.0, step.ratio[0] = step.ratio[1] = 1e6; /* longer than the picture */
+    mpt_dataset data = one_picture(context, x, MPT_SHAPE(2, 5, 7));
+    CHECK_EQ_INT(mpt_sample(mpt_transformed(data, &step, 1), 0, got, NULL), MPT_OK);
+    CHECK_EQ_BITS(got, x, sizeof x);
+    step = mpt_transform_default(MPT_RESIZED_CROP, 2, 2); /* the middle column, then */
+    step.ratio[0] = step.ratio[1] = 1e-300;
+    CHECK_EQ_INT(mpt_sample(mpt_transformed(data, &step, 1), 0, got, NULL), MPT_OK);
+    for (int i = 0; i < 8; i++) CHECK_NEAR(got[i], 3.0, 1e-6);
+    mpt_memory_dataset_config borrowed = mpt_memory_dataset_config_default();
+    memcpy(odd + 1, x, sizeof x);
+    borrowed.count = 1, borrowed.shape = MPT_SHAPE(2, 5, 7), borrowed.copy = false;
+    for (int at = 0; at < 2; at++) {
+        memmove(odd + at, odd + 1, sizeof x);
+        borrowed.inputs = odd + at;
+        data = mpt_transformed(mpt_memory_dataset(context, &borrowed), NULL, 0);
+        CHECK_EQ_INT(mpt_sample(data, 0, got, NULL), MPT_OK);
+        CHECK_EQ_BITS(got, x, sizeof x);
+        memmove(odd + 1, odd + at, sizeof x);
+    }
+    mpt_user_dataset_config user;
+    memset(&user, 0, sizeof user);
+    user.count = 1, user.dtype = MPT_U8, user.sample = torn_sample;
+    for (int tall = 0; tall < 2; tall++) {
+        user.shape = MPT_SHAPE(tall ? 1 << 20 : 1, tall ? 1 : 1 << 20);
+        data = mpt_user_dataset(context, &user);
+        step = mpt_transform_default(MPT_RESIZE, 1024, 0);
+        CHECK_EQ_INT(mpt_transformed(data, &step, 1).slot, 0);
+        EXPECT(MPT_ERROR_SHAPE, tall ? "step 0 makes 1073741824 x 1024 pixels"
+                                     : "step 0 makes 1024 x 1073741824 pixels");
+    }
+    user.shape = MPT_SHAPE(2, 2);
+    data = mpt_transformed(mpt_user_dataset(context, &user), NULL, 0);
+    CHECK_EQ_INT(mpt_sample(data, 0, got, NULL), MPT_ERROR_IO);
+    EXPECT(MPT_ERROR_IO, "sample 0: picture 0 is torn");
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
 typedef struct user_seen {
     int64_t shape[3];
     bool fail;
@@ -1443,6 +1600,54 @@ TEST(jpegs_against_their_references) {
     mpt_destroy(context);
 }
 
+/* Steps that fit no picture, or not the one that is there. */
+TEST(folders_that_steps_do_not_fit) {
+    static uint8_t small[256], other[256], wide[61000], tall[81000];
+    static const struct {
+        int64_t height, width;
+        const char *text;
+    } crops[] = {{9, 3, "step 0 (MPT_RANDOM_CROP, 9 x 3) does not fit 4 x 5 pixels"},
+                 {3, 9, "step 0 (MPT_RANDOM_CROP, 3 x 9) does not fit 4 x 5 pixels"}};
+    shelf s;
+    float x[3 * 64];
+    memset(&s, 0, sizeof s);
+    shelf_add(&s, "r/a/a.bmp", small, put_bmp(small, 5, 4, 0));
+    shelf_add(&s, "r/a/b.bmp", other, put_bmp(other, 5, 3, 0));
+    shelf_add(&s, "r/a/c.bmp", wide, put_bmp(wide, 20000, 1, 0));
+    shelf_add(&s, "r/a/d.bmp", tall, put_bmp(tall, 1, 20000, 0));
+    mpt_context *context = shelf_context(&s);
+    mpt_dataset data = mpt_image_folder(context, "r", NULL);
+    CHECK_EQ_INT(mpt_sample(data, 1, x, NULL), MPT_ERROR_IO);
+    EXPECT(MPT_ERROR_IO, "a/b.bmp: 3 x 5 pixels, expected 4 x 5 as the first picture has");
+    for (int i = 0; i < 2; i++) {
+        mpt_transform step =
+            mpt_transform_default(MPT_RANDOM_CROP, crops[i].height, crops[i].width);
+        CHECK_EQ_INT(mpt_sample(folder_of(context, "r", &step, 1, NULL), 0, x, NULL), MPT_ERROR_IO);
+        EXPECT(MPT_ERROR_IO, crops[i].text);
+    }
+    mpt_transform steps[3] = {mpt_transform_default(MPT_RESIZE, 1024, 0),
+                              mpt_transform_default(MPT_CENTER_CROP, 8, 8),
+                              mpt_transform_default(MPT_RESIZE, 8, 8)};
+    data = folder_of(context, "r", steps, 2, NULL);
+    CHECK_EQ_INT(mpt_sample(data, 2, x, NULL), MPT_ERROR_IO);
+    EXPECT(MPT_ERROR_IO, "step 0 (MPT_RESIZE, 1024 x 0) does not fit 1 x 20000 pixels");
+    CHECK_EQ_INT(mpt_sample(data, 3, x, NULL), MPT_ERROR_IO);
+    EXPECT(MPT_ERROR_IO, "step 0 (MPT_RESIZE, 1024 x 0) does not fit 20000 x 1 pixels");
+    steps[1] = steps[2];
+    for (int i = 0; i < 2; i++) { /* of a stretched picture whose size is not known */
+        folder_of(context, "r", steps, 2, NULL);
+        EXPECT(MPT_ERROR_ARGUMENT, i ? "step 1 (MPT_RESIZED_CROP) needs a picture of known size"
+                                     : "step 1 (MPT_RESIZE) needs a picture of known size");
+        steps[1] = mpt_transform_default(MPT_RESIZED_CROP, 8, 8);
+    }
+    steps[1] = mpt_transform_default(MPT_RANDOM_FLIP, 0, 0); /* which needs none */
+    steps[2] = mpt_transform_default(MPT_CENTER_CROP, 8, 8);
+    steps[0].height = 8;
+    CHECK_EQ_INT(mpt_sample(folder_of(context, "r", steps, 3, NULL), 0, x, NULL), MPT_OK);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
 #else
 
 TEST(folders_without_a_decoder) {
@@ -1460,6 +1665,9 @@ TEST_TABLE = {T(resize_as_pytorch),
               T(crops_and_flips),
               T(crops_of_crops),
               T(random_crops_reach_every_place),
+              T(crops_of_padding_alone),
+              T(steps_at_once_and_one_by_one),
+              T(pictures_at_the_edges),
               T(normalise_erase_apply),
               T(steps_that_make_no_sense),
               T(same_bits_for_any_workers),
@@ -1482,7 +1690,8 @@ TEST_TABLE = {T(resize_as_pytorch),
               T(an_old_decoder_is_told_once),
               T(odd_files_are_refused_or_decoded),
               T(pngsuite_against_its_reference),
-              T(jpegs_against_their_references)
+              T(jpegs_against_their_references),
+              T(folders_that_steps_do_not_fit)
 #else
               T(folders_without_a_decoder)
 #endif

@@ -225,7 +225,7 @@ TEST(changed_results_are_named) {
 
 /* ==== Halves in the place of fp32 ==== */
 
-enum { TOKENS = 96, WIDTH = 64 };
+enum { TOKENS = 4096, WIDTH = 64 };
 
 /* What a norm gives to readers in a region; the readers: 1 a linear layer, 2 another one, 4 a
    product with itself, 8 a linear layer outside the region. */

@@ -4,6 +4,7 @@
 #define MPTRAIN_NO_SIMD /* which files need not, and takes long to compile */
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER_FILE
+#include <float.h>
 #include <math.h>
 
 #include "golden.h"
@@ -50,7 +51,8 @@ TEST(numbers_are_those_of_python) {
 TEST(what_is_no_number) {
     static const char *const texts[] = {"",    "-",    ".",   "+.",       "e5",  "1e",      "1e+",
                                         "1e-", "0x1",  "1 2", "1,2",      "inf", "1.2.3",   "--1",
-                                        "1f",  "1e5.", "nan", "\xd9\xa1", "1_0", "Infinity"};
+                                        "1f",  "1e5.", "nan", "\xd9\xa1", "1_0", "Infinity",
+                                        "1e5x"};
     double value;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (mpt__parse_double(texts[i], strlen(texts[i]), &value))
@@ -72,6 +74,29 @@ TEST(zeros_without_end) {
     CHECK(mpt__parse_double(text, ZEROS + 9, &value) && value == 0.7);
     CHECK(mpt__parse_double("1e9999999999", 12, &value) && value > 1e308);
     CHECK(mpt__parse_double("1e-9999999999", 13, &value) && value == 0);
+}
+
+/* A digit behind 800 others decides between two doubles that the number lies in the middle of. */
+TEST(digits_behind_800_others) {
+    static const char middle[] = "1.00000000000000011102230246251565404236316680908203125";
+    char text[901];
+    double value;
+    memset(text, '0', sizeof text);
+    memcpy(text, middle, sizeof middle - 1);
+    CHECK(mpt__parse_double(text, 901, &value) && value == 1.0);
+    text[900] = '1';
+    CHECK(mpt__parse_double(text, 901, &value) && value == 1.0 + DBL_EPSILON);
+    CHECK(mpt__parse_double(text, 900, &value) && value == 1.0);
+}
+
+TEST(what_lacks) {
+    static const char *const missing[] = {"", "NA", "?", "None", "nan", "-NaN", "1.#IND", "-1.#ind",
+                                          "1.#QNAN", "+1.#qnan"},
+                      *const values[] = {"-", "na", "nano", "1.#in", "1.#ind0", "1.#INF", "0"};
+    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
+        if (!mpt__field_missing(missing[i], strlen(missing[i]))) TEST_FAIL_("%s", missing[i]);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (mpt__field_missing(values[i], strlen(values[i]))) TEST_FAIL_("%s", values[i]);
 }
 
 /* ==== Tables ==== */
@@ -1295,7 +1320,8 @@ TEST(texts_like_numbers) {
                                           "1,234", "1.234,5", "1'234", "1_000", "12 345", "$ 5",
                                           "(7)", "1_00_000", "1,23,456"},
                       *const words[] = {"EuR 5x", "eur5x", "5 kilos x", "0xZZ", "1,,2", "1,2345,6",
-                                        "'123", "1'23", "a b", "1 2"};
+                                        "'123", "1'23", "a b", "1 2", "abc 12", "A1( 12", "5 {",
+                                        "0x1.8", "0x1:"};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!mpt__number_like(numbers[i], strlen(numbers[i]))) TEST_FAIL_("%s", numbers[i]);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -1306,6 +1332,8 @@ TEST_TABLE = {T(values_just_outside), T(texts_like_numbers),
     T(numbers_are_those_of_python),
     T(what_is_no_number),
     T(zeros_without_end),
+    T(digits_behind_800_others),
+    T(what_lacks),
     T(columns_of_every_use),
     T(codes_and_tables_alike),
     T(fitted_tables_alike),

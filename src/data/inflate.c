@@ -205,9 +205,8 @@ static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int tot
     static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
     for (int i = 0, repeat; i < total; i += repeat) {
         mpt__inflate_fill(&z->in);
-        unsigned entry = mpt__huffman_take(&z->literals, &z->in), symbol = entry & 511u;
-        if (!entry || z->in.count < 0)
-            return mpt__huffman_fail(z, entry, "a Huffman code that does not exist");
+        unsigned symbol = mpt__huffman_take(&z->literals, &z->in) & 511u; /* none lacks */
+        if (z->in.count < 0) return mpt__inflate_ends_early(z);
         if (symbol == 16 && i == 0)
             return mpt__inflate_fail(z, "a repeated code length with none before it");
         repeat =

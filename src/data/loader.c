@@ -587,9 +587,7 @@ static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
     loader->scratch_bytes = (size_t)((scratch + 63) / 64 * 64);
     if (scratch <= (uint64_t)(most / mpt__loader_makers(loader) - 64) &&
         ((!config->shuffle && !config->weights) ||
-            loader->total <= most / (int64_t)sizeof(int64_t)) &&
-        (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
-        loader->slot_count <= most / (int64_t)sizeof *loader->slots)
+            loader->total <= most / (int64_t)sizeof(int64_t)))
         return true;
     mpt__fail_memory(&ctx->base, (size_t)most, MPT_MEMORY_BATCH);
     return false;

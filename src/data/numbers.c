@@ -144,13 +144,14 @@ static bool mpt__field_missing(const char *p, size_t n) {
     if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
-    if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+    if (*p == '-' || *p == '+') p++, n--;
     return mpt__word_is(p, n, "nan") || mpt__word_is(p, n, "1.#ind") ||
         mpt__word_is(p, n, "1.#qnan");
 }
 
+/* Of a character or more, as what is empty is missing. */
 static bool mpt__word_infinite(const char *p, size_t n) {
-    if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+    if (*p == '-' || *p == '+') p++, n--;
     return mpt__word_is(p, n, "inf") || mpt__word_is(p, n, "infinity") ||
         mpt__word_is(p, n, "1.#inf") || mpt__word_is(p, n, "\xe2\x88\x9e");
 }
@@ -172,7 +173,7 @@ static bool mpt__digit_groups(const char *p, size_t n) {
         if (skip == 0 || run == 0 || (last && last != '_' && run != 2 && run != 3)) return false;
         last = *p, run = 0;
     }
-    return run > 0 && (run == 3 || last == 0 || strchr(",._", last));
+    return run > 0 && (run == 3 || strchr(",._", last));
 }
 
 /* Whether people read a text as a number, also with what they put around it and between its digits:

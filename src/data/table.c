@@ -80,19 +80,19 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
 }
 
 /* A fault of a field; lines and columns are told from 1 on. */
-static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
+static void mpt__csv_tell(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
     const char *text, size_t length) {
     char shown[48];
     size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
     memcpy(shown, text, n);
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
-    return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
-        csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "", name ? ")" : "",
-        shown, fault);
+    mpt__error(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s", csv->path,
+        csv->begun, column + 1, name ? " (" : "", name ? name : "", name ? ")" : "", shown, fault);
 }
+#define mpt__csv_fault(...) (mpt__csv_tell(__VA_ARGS__), false)
 
-/* The next field; false with an error recorded. */
+/* The next field; false with an error recorded, which mpt__csv_count has where there is one. */
 static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
     char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
     while (p < end && mpt__csv_blank(csv, *p)) p++;
@@ -317,9 +317,8 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
     const mpt__csv *csv = &r->csv;
     const mpt__table_column *column = &r->table->columns[r->file[f].to];
     int64_t category = mpt__category_of(r, r->file[f].to, "", 0);
-    if (!mpt__ok(csv->context)) return false;
     *out = (double)category;
-    bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
+    bool hidden = column->use == MPT_COLUMN_ONE_HOT;
     if (r->config->strict || column->is_target || (category < 0 && !hidden))
         return mpt__csv_fault(csv, f, name,
             "is not in the table that this one is like; for inputs unknown = true "
@@ -421,7 +420,7 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
         const char *name = number;
         size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", f);
         if (header) {
-            if (!mpt__csv_field(&r->csv, f)) return false;
+            mpt__csv_field(&r->csv, f);
             name = r->csv.field, n = r->csv.length;
             numbers = numbers && mpt__parse_double(name, n, &value);
         }
@@ -480,15 +479,14 @@ static void mpt__decimals_told(mpt__table_reader *r) {
 
 /* Finds decimal commas where the config does not say: columns all of whose texts can be numbers
    with some. Leaves the reader where it was. */
-static bool mpt__table_decimals(mpt__table_reader *r) {
+static void mpt__table_decimals(mpt__table_reader *r) {
     mpt__csv kept = r->csv;
-    if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
-        return true;
+    if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size)) return;
     r->csv.write = false;
     for (int64_t i = 0; i < r->table->rows; i++) {
         mpt__csv_record(&r->csv);
         for (int64_t f = 0; f < r->file_count; f++) {
-            if (!mpt__csv_field(&r->csv, f)) return false;
+            mpt__csv_field(&r->csv, f);
             uint8_t kind = mpt__decimal_kind(r->csv.field, r->csv.length);
             if ((kind & MPT__COMMA) && !(r->file[f].seen & MPT__COMMA))
                 r->file[f].line = r->csv.begun;
@@ -497,7 +495,6 @@ static bool mpt__table_decimals(mpt__table_reader *r) {
     }
     r->csv = kept;
     mpt__decimals_told(r);
-    return true;
 }
 
 static char mpt__decimal_point(const mpt__table_reader *r, int64_t f) {
@@ -649,14 +646,12 @@ static void mpt__numbers_told(mpt__table_reader *r) {
 /* Makes texts without a value the category "". */
 static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
     mpt__table_column *column = &r->table->columns[c];
-    int64_t category = -1;
     if (!mpt__column_texts(column)) return true;
-    if (r->config->unknown && !r->fixed && !column->is_target)
-        category = mpt__category_of(r, c, "", 0);
+    if (r->config->unknown && !column->is_target) mpt__category_of(r, c, "", 0);
     for (int64_t i = 0; mpt__ok(r->csv.context) && i < r->table->rows; i++) {
         double *field = &r->fields[i * r->table->count + c];
         if (*field >= 0.0 || *field < 0.0) continue;
-        category = mpt__category_of(r, c, "", 0);
+        int64_t category = mpt__category_of(r, c, "", 0);
         if (category < 0 && mpt__ok(r->csv.context) &&
             (column->use != MPT_COLUMN_ONE_HOT || r->config->strict))
             return mpt__reject(r->csv.context, FORMAT,
@@ -673,10 +668,10 @@ static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__table *table = r->table;
     for (int64_t i = 0; i < table->rows; i++) {
         mpt__csv_record(&r->csv);
-        for (int64_t f = 0; f < r->file_count; f++)
-            if (!mpt__csv_field(&r->csv, f) ||
-                !mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to]))
-                return false;
+        for (int64_t f = 0; f < r->file_count; f++) {
+            mpt__csv_field(&r->csv, f);
+            if (!mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to])) return false;
+        }
     }
     for (int64_t c = 0; c < table->count; c++) {
         mpt__table_column *column = &table->columns[c];
@@ -709,7 +704,7 @@ static bool mpt__table_make(MPT__MAKE_TAKES) {
         int part = column->is_target;
         void *to = part ? target : input;
         int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
-        if (column->use == MPT_COLUMN_IGNORE || !to) continue;
+        if (column->use == MPT_COLUMN_IGNORE) continue;
         for (int64_t i = 0; i < n; i++, done[part]++) {
             double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
                 : column->use == MPT_COLUMN_NUMBER ? mpt__column_value(table, column, row[c])
@@ -840,8 +835,10 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
         r->csv.write = true;
         mpt__csv_rewind(&r->csv);
         mpt__csv_record(&r->csv);
-        if (mpt__table_names(r, config->header) && mpt__table_decimals(r) &&
-            (like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
+        if (mpt__table_names(r, config->header) &&
+            (mpt__table_decimals(r),
+                like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) &&
+            mpt__table_fill(r))
             dataset = mpt__table_finish(r);
     }
     mpt__table_clear(r);

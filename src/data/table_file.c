@@ -133,8 +133,7 @@ static int mpt__table_word(
     const mpt__table_record *record, int k, const char *first, const char *second) {
     int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
     return found == 0 || strcmp(record->words[k], second) == 0 ? found
-        : mpt__table_odd(record, k)                            ? 0
-                                                               : -1;
+                                                               : mpt__table_odd(record, k) - 1;
 }
 
 /* The record about the table as a whole. */

@@ -222,8 +222,7 @@ static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer)
 static bool mpt__tokenizer_room(
     mpt_context *ctx, mpt__tokenizer *tokenizer, int64_t count, int64_t bytes) {
     tokenizer->count = count;
-    tokenizer->text =
-        (uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
+    tokenizer->text = (uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes, 1);
     tokenizer->place =
         (uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_PLACE, count, sizeof(uint32_t));
     tokenizer->size =

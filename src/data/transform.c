@@ -359,7 +359,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
             (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
         double ratio = mpt__exp(low + u[1] * (high - low));
         double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
-        if (!(columns < 1e9 && rows < 1e9)) continue;
+        if (!(rows < 1e9)) continue; /* columns fit: a ratio is at most 1e6 */
         part[2] = (int64_t)rows, part[3] = (int64_t)columns;
         if (part[2] < 1 || part[3] < 1 || part[2] > height - !most || part[3] > width - !most)
             continue;
@@ -416,8 +416,7 @@ static bool mpt__step_move(
             mpt__shorter_side(step->height, &height, &width);
         else
             height = step->height, width = step->width;
-        if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE || height < 1 || width < 1)
-            return false;
+        if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE) return false;
         mpt__picture_resize(picture, height, width, step->antialias);
     }
     return true;
@@ -505,7 +504,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
             return false;
         }
     }
-    if (values != out || !values) mpt__picture_make(picture, taps, out);
+    if (values != out) mpt__picture_make(picture, taps, out);
     return true;
 }
 

@@ -9,10 +9,16 @@
 
 #define MPT__PATH_SIZE 1024
 
+#if defined(_WIN32)
+#define mpt__is_slash(c) ((c) == '/' || (c) == '\\')
+#else
+#define mpt__is_slash(c) ((c) == '/')
+#endif
+
 /* How much of a path is its directory, with the slash. */
 static size_t mpt__directory_length(const char *path) {
     size_t length = strlen(path);
-    while (length > 0 && path[length - 1] != '/' && path[length - 1] != '\\') length--;
+    while (length > 0 && !mpt__is_slash(path[length - 1])) length--;
     return length;
 }
 

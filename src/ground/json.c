@@ -49,11 +49,11 @@ typedef struct {
     size_t length;
 } mpt__span;
 
-static bool mpt__json_refuse(const mpt__json *json, const char *what) {
+static void mpt__json_tell(const mpt__json *json, const char *what) {
     mpt__fail(json->base, MPT_ERROR_FORMAT, "%s, byte %lld: %s", json->name,
         (int64_t)(json->before + json->at), what);
-    return false;
 }
+#define mpt__json_refuse(json, what) (mpt__json_tell(json, what), false)
 
 /* The next byte, 0 at the end. */
 static uint8_t mpt__json_byte(const mpt__json *json) {

@@ -214,10 +214,13 @@ static mpt_dtype mpt__rounded_to(const mpt_context *ctx, const mpt__tensor *x) {
     return found == x->saves ? dtype : MPT_F32;
 }
 
+enum { MPT__NARROW_LEAST = 1 << 18 }; /* elements: of 1 MB half is worth a copy */
+
 /* Keeps halves in the place of fp32 that no handle names and that linear layers alone saved: they
    round it when they read it, in forward as in backward, so no bit changes. */
 static void mpt__narrow(mpt_context *ctx, mpt__tensor *x) {
-    const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx);
+    const bool may = !mpt__in_region(ctx) && !ctx->in_backward && mpt__ok(ctx) &&
+        mpt__tensor_numel(x) >= MPT__NARROW_LEAST;
     const mpt_dtype dtype = may && mpt__shrinks(ctx, x) ? mpt__rounded_to(ctx, x) : MPT_F32;
     if (dtype == MPT_F32) return;
     mpt__tensor *halves = mpt__tensor_unscoped(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
