@@ -17,6 +17,8 @@
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
 #                      OTHERS=folder with libraries in C, see tools/bench/small_peer.py
+#   make bench-quality what the options that save memory cost in quality, in three nets and five
+#                      seeds: a quarter of an hour;  DATA=  TASK=mnist  SEEDS=2  WRITE=1
 #   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
 #   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
 #                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
@@ -207,7 +209,7 @@ header-test:
 BENCH_PROGRAMS := $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/*_*.c))
 benches: $(BENCH_PROGRAMS)
 
-bench: $(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS))
+bench: $(filter-out %/bench_quality$(EXE),$(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS)))
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
@@ -216,6 +218,12 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' --others '$(OTHERS)' $(if $(WRITE),--write)
+
+bench-quality: $(BUILD)/bench/bench_quality$(EXE)
+	@$(MAKE) --no-print-directory $(BUILD)/tables_cifar || \
+	    echo "make bench-quality: no stb_image.h, so without CIFAR-10"
+	@TASK='$(TASK)' SEEDS='$(SEEDS)' WRITE='$(WRITE)' \
+	    sh tools/bench/quality.sh '$(BUILD)' '$(or $(DATA),$(MPTRAIN_DATA))'
 
 messages:
 	@$(PYTHON) tools/messages.py $(WORD)
@@ -373,7 +381,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
     $(BUILD)/torture/*.d $(BUILD)/web/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -1,4 +1,4 @@
-/* lesson.h - what the lessons 01 to 15 share: how they begin, show a tensor, and end. */
+/* lesson.h - what the lessons 01 to 16 share: how they begin, show a tensor, and end. */
 #ifndef LESSON_H
 #define LESSON_H
 

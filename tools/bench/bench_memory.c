@@ -12,7 +12,8 @@ enum { LARGEST = 4096 };
 
 static const char *const models[] = {"vit-b16", "resnet18", "gpt6"};
 /* narrow: the residual stream in the dtype of autocast. */
-static const char *const ways[] = {"plain", "narrow", "selective", "full"};
+static const char *const ways[] = {
+    "plain", "narrow", "selective", "narrow selective", "full", "narrow full"};
 enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };
 
 /* GPT-2's width at half of its depth and context. */
@@ -47,9 +48,9 @@ static mpt_status two_steps(mpt_context *context, int64_t batch, void *user) {
     m.context = context;
     m.precision = find_precision(p->precision);
     m.net = m.kind->make(context, m.kind);
-    m.narrow = strcmp(p->way, "narrow") == 0;
-    m.recompute = !m.narrow && strcmp(p->way, "plain") != 0;
-    if (strcmp(p->way, "full") == 0) recompute_blocks(m.net);
+    if (strstr(p->way, "narrow")) m.region = mpt_autocast_begin_narrow;
+    m.recompute = strstr(p->way, "selective") || strstr(p->way, "full");
+    if (strstr(p->way, "full")) recompute_blocks(m.net);
     m.optimizer = make_optimizer(m.net, true);
     mpt_scaler_config scaler = mpt_scaler_config_default();
     scaler.enabled = m.precision->scaled;
@@ -77,7 +78,7 @@ static void show(const model_kind *kind, int64_t batch) {
         for (int bf16 = 0; bf16 < 2; bf16++) {
             plan_case p = {kind, ways[w], bf16 ? "bf16" : "fp32"};
             const int64_t peak = peak_of(&p, batch);
-            printf("  %-10s %s %8.0f  %.3f", p.way, p.precision, (double)peak / 1e6,
+            printf("  %-16s %s %8.0f  %.3f", p.way, p.precision, (double)peak / 1e6,
                    (double)peak / (double)whole);
             printf("  %5lld\n", (long long)mpt_largest_batch(NULL, two_steps, &p, whole, LARGEST));
             fflush(stdout);

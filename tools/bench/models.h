@@ -40,7 +40,7 @@ typedef struct model {
     mpt_tensor x[BATCHES], y[BATCHES], positions;
     long steps;
     bool recompute; /* norms and GELUs in backward, instead of keeping them */
-    bool narrow;    /* sums of halves and fp32 are halves */
+    mpt_status (*region)(mpt_context *context, mpt_dtype dtype); /* NULL: mpt_autocast_begin */
 } model;
 
 static inline mpt_module new_mlp(mpt_context *context, const model_kind *k) {
@@ -132,10 +132,7 @@ static inline double items_of(const model_kind *k) {
 
 static inline mpt_status train_on(model *m, mpt_tensor x, mpt_tensor y) {
     mpt_step_begin(m->context);
-    if (m->narrow)
-        mpt_autocast_begin_narrow(m->context, m->precision->autocast);
-    else
-        mpt_autocast_begin(m->context, m->precision->autocast);
+    (m->region ? m->region : mpt_autocast_begin)(m->context, m->precision->autocast);
     if (m->recompute) mpt_recompute_begin(m->context);
     mpt_tensor loss = m->kind->loss(m, x, y);
     if (m->recompute) mpt_recompute_end(m->context);
