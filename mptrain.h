@@ -1641,6 +1641,14 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
    which backward holds one at a time: with n equal children about sqrt(n) parts take least memory.
    0: no more. Modules may lie in each other. Hooks in it, too, are called again. */
 MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
+/* Has backward run again as few modules of the net as it takes for a training to get along with
+   `budget` bytes from the allocator: of those below it whose path fits `pattern` (as of mpt_lora;
+   "encoder.layers.*"), of which none lies in another, the first ones, which are held longest.
+   Returns how many, found by dry runs: `train` is what mpt_plan takes, for the context's own
+   configuration, and makes an optimizer of a net of its own like this one, which is marked then.
+   -1 on an error, which changes nothing: nothing fits the pattern, or all are not enough. */
+MPTRAIN_API int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train,
+	int64_t batch, void *user, int64_t budget);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
@@ -21102,6 +21110,10 @@ struct mpt_context {
 	bool in_backward;
 #ifndef MPTRAIN_NO_FRUGAL
 	bool retains; /* the backward under way keeps what it needs for another one */
+	struct {
+		const char *pattern;  /* NULL: no dry run of mpt_recompute_to_fit */
+		int64_t count, found; /* modules that run again in it, and that could */
+	} placement;
 #endif
 	bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
 	uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
@@ -43186,6 +43198,39 @@ MPT__END_REGION
 #endif
 
 /* ----
+ * nn/placement.c: which modules of a net backward runs again, for a training to fit into a budget.
+ * ---- */
+
+#ifndef MPTRAIN_NO_FRUGAL
+
+/* Marks the first `count` of the modules below `root` whose path fits, none of which lies in
+   another; returns how many there are. */
+static int64_t mpt__recompute_first(
+	mpt_context *ctx, mpt__module *root, const char *pattern, int64_t count) {
+	mpt__walk walk;
+	mpt__span star;
+	int64_t found = 0;
+	mpt__walk_begin(&walk, ctx, root);
+	for (mpt__module *m = mpt__walk_next(&walk); m; m = mpt__walk_next(&walk)) {
+		if (m->layer == MPT__LAYER_list) continue;
+		if (!mpt__pattern_fits(pattern, mpt__span_of(walk.path), &star)) continue;
+		walk.level[walk.depth - 1].next = (uint32_t)m->child_count;
+		if (found++ < count && m->recompute == 0) m->recompute = 1;
+	}
+	return found;
+}
+
+/* In a dry run: marks a net that is about to be trained. */
+static void mpt__placement_try(mpt_context *ctx, mpt_module net) {
+	mpt__module *root = (mpt__module *)mpt__object_at(
+		ctx, MPT__MODULE, net.context, net.slot, net.generation);
+	if (!ctx->placement.pattern || !root) return;
+	ctx->placement.found +=
+		mpt__recompute_first(ctx, root, ctx->placement.pattern, ctx->placement.count);
+}
+
+#endif
+/* ----
  * nn/conv.c: layers of images: convolutions, upsampling.
  * ---- */
 
@@ -46017,6 +46062,9 @@ static mpt_optimizer mpt__optimizer_new(
 	for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
 	if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
 		mpt__take_module(ctx, optimizer, module, NULL, 0);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__ok(ctx)) mpt__placement_try(ctx, module);
+#endif
 	if (mpt__ok(ctx)) return mpt__optimizer_handle(ctx, optimizer);
 	mpt__object_free(ctx, MPT__OPTIMIZER, optimizer->id.slot);
 	return mpt__optimizer_handle(ctx, NULL);
@@ -54894,11 +54942,30 @@ int64_t mpt_largest_batch(
 	mpt_plan(config, train, most, user, NULL);
 	return -1;
 }
+
+int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train, int64_t batch,
+	void *user, int64_t budget) {
+	mpt__frugal_missing(net.context, "mpt_recompute_to_fit");
+	return -1;
+}
 MPT__END_ABSENT
 #else
-/* One dry run; `limit` 0 is none. What went wrong is left for mpt_error(NULL). */
-static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int64_t batch,
-	void *user, int64_t limit, mpt_memory_stats *stats) {
+/* What a dry run is to be, and what it found. */
+typedef struct {
+	const mpt_config *config;
+	mpt_plan_fn train;
+	int64_t batch;
+	void *user;
+	int64_t limit;        /* of memory; 0: none */
+	const char *pattern;  /* NULL, or which modules may run again */
+	int64_t count, found; /* how many do, and might */
+	mpt_memory_stats stats;
+} mpt__dry_run;
+
+/* What went wrong is left for mpt_error(NULL). */
+static mpt_status mpt__plan_run(mpt__dry_run *run) {
+	const int64_t limit = run->limit;
+	const mpt_config *config = run->config;
 	mpt_config dry = config ? *config : mpt_config_default();
 	mpt_status status;
 	dry.dry = true, dry.device = MPT_DEVICE_CPU;
@@ -54910,16 +54977,16 @@ static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int
 		mpt_destroy(ctx);
 		return ctx ? MPT_ERROR_MEMORY : MPT_ERROR_ARGUMENT;
 	}
-	status = train(ctx, batch, user);
+	ctx->placement.pattern = run->pattern, ctx->placement.count = run->count;
+	status = run->train(ctx, run->batch, run->user);
 	ctx->base.op = "mpt_plan";
 	if (mpt__ok(ctx) && status != MPT_OK)
 		mpt__error_of(ctx, status, "the function that trains returned \"%s\" for a batch of %lld",
-			mpt_status_name(status), batch);
+			mpt_status_name(status), run->batch);
 	status = ctx->base.status;
-	*stats = ctx->base.memory;
-	mpt_memory_stats none;
-	mpt__zero(none);
-	if (status != MPT_OK) *stats = none;
+	run->found = ctx->placement.found;
+	mpt__zero(run->stats);
+	if (status == MPT_OK) run->stats = ctx->base.memory;
 	char message[sizeof ctx->base.message];
 	memcpy(message, ctx->base.message, sizeof message);
 	mpt_destroy(ctx);
@@ -54939,11 +55006,13 @@ static bool mpt__plan_asked(mpt_plan_fn train, int64_t batch) {
 
 mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
 	mpt_memory_stats *stats) {
-	mpt_memory_stats unused;
-	if (!stats) stats = &unused;
-	mpt__zero(*stats);
-	if (!mpt__plan_asked(train, batch)) return MPT_ERROR_ARGUMENT;
-	return mpt__plan_run(config, train, batch, user, 0, stats);
+	mpt__dry_run run;
+	mpt__zero(run);
+	run.config = config, run.train = train, run.batch = batch, run.user = user;
+	mpt_status status = MPT_ERROR_ARGUMENT;
+	if (mpt__plan_asked(train, batch)) status = mpt__plan_run(&run);
+	if (stats) *stats = run.stats;
+	return status;
 }
 
 int64_t mpt_largest_batch(
@@ -54954,10 +55023,13 @@ int64_t mpt_largest_batch(
 		return -1;
 	}
 	/* Twice as many until it does not fit, then the middle between what does and what does not. */
+	mpt__dry_run run;
+	mpt__zero(run);
+	run.config = config, run.train = train, run.user = user, run.limit = budget;
 	int64_t fits = 0, beyond = 0;
 	for (int64_t wanted = 1; fits < most && beyond != fits + 1;) {
-		mpt_memory_stats stats;
-		mpt_status status = mpt__plan_run(config, train, wanted, user, budget, &stats);
+		run.batch = wanted;
+		mpt_status status = mpt__plan_run(&run);
 		if (status != MPT_OK && status != MPT_ERROR_MEMORY) return -1;
 		if (status == MPT_OK)
 			fits = wanted;
@@ -54966,6 +55038,57 @@ int64_t mpt_largest_batch(
 		wanted = beyond ? fits + (beyond - fits) / 2 : fits <= most / 2 ? 2 * fits : most;
 	}
 	mpt__set_create_error("");
+	return fits;
+}
+
+/* Whether a training fits if so many modules are run again; any other error goes to the net's
+   context. */
+static bool mpt__placement_fits(mpt_context *ctx, mpt__dry_run *run, int64_t count) {
+	run->count = count;
+	mpt_status status = mpt__plan_run(run);
+	if (status != MPT_OK && status != MPT_ERROR_MEMORY)
+		mpt__error_of(ctx, status, "%s", mpt_error(NULL));
+	else if (status == MPT_OK && run->found == 0)
+		mpt__error(ctx, ARGUMENT,
+			"the function that trains makes no optimizer of a net with a module that fits \"%s\"",
+			run->pattern);
+	return status == MPT_OK;
+}
+
+int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train, int64_t batch,
+	void *user, int64_t budget) {
+	mpt__module *found = mpt__module_enter(net, "mpt_recompute_to_fit");
+	if (!found) return -1;
+	mpt_context *ctx = net.context;
+	if (!train || batch < 1 || budget < 1 || !mpt__pattern_good(pattern)) {
+		mpt__error(ctx, ARGUMENT,
+			"expected a pattern with one '*' at most, a function, and a batch and a budget of at "
+			"least 1; got \"%s\", a batch of %lld and %lld bytes",
+			pattern ? pattern : "NULL", batch, budget);
+		return -1;
+	}
+	const int64_t most = mpt__recompute_first(ctx, found, pattern, 0);
+	mpt__dry_run run;
+	mpt__zero(run);
+	run.config = &ctx->config, run.train = train, run.batch = batch, run.user = user;
+	run.limit = budget, run.pattern = pattern;
+	if (most == 0)
+		mpt__error(ctx, ARGUMENT, "no module below the net fits \"%s\"; mpt_summary lists them",
+			pattern);
+	else if (!mpt__placement_fits(ctx, &run, most) && mpt__ok(ctx))
+		mpt__error(ctx, MEMORY, "a batch of %lld takes more than %B, even if all %lld run again",
+			batch, budget, most);
+	int64_t fits = most, beyond = -1;
+	while (mpt__ok(ctx) && fits - beyond > 1) {
+		const int64_t middle = beyond + (fits - beyond) / 2;
+		if (mpt__placement_fits(ctx, &run, middle))
+			fits = middle;
+		else
+			beyond = middle;
+	}
+	if (!mpt__ok(ctx)) return -1;
+	mpt__set_create_error("");
+	mpt__recompute_first(ctx, found, pattern, fits);
 	return fits;
 }
 #endif
@@ -55028,7 +55151,8 @@ MPT__END_FLOAT_CONTROL
 	activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
-	of several batches, or of parts of one; moments of 8 bits; residual streams in half.
+	of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
+	many blocks run again as it takes to fit a budget.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports.

@@ -8,6 +8,7 @@
 #include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
+#include "nn/placement.c"
 #include "watch/absent.c"
 #ifdef MPTRAIN_WATCH
 #include "mptrain_watch.h"
@@ -297,11 +298,30 @@ int64_t mpt_largest_batch(
     mpt_plan(config, train, most, user, NULL);
     return -1;
 }
+
+int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train, int64_t batch,
+    void *user, int64_t budget) {
+    mpt__frugal_missing(net.context, "mpt_recompute_to_fit");
+    return -1;
+}
 MPT__END_ABSENT
 #else
-/* One dry run; `limit` 0 is none. What went wrong is left for mpt_error(NULL). */
-static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int64_t batch,
-    void *user, int64_t limit, mpt_memory_stats *stats) {
+/* What a dry run is to be, and what it found. */
+typedef struct {
+    const mpt_config *config;
+    mpt_plan_fn train;
+    int64_t batch;
+    void *user;
+    int64_t limit;        /* of memory; 0: none */
+    const char *pattern;  /* NULL, or which modules may run again */
+    int64_t count, found; /* how many do, and might */
+    mpt_memory_stats stats;
+} mpt__dry_run;
+
+/* What went wrong is left for mpt_error(NULL). */
+static mpt_status mpt__plan_run(mpt__dry_run *run) {
+    const int64_t limit = run->limit;
+    const mpt_config *config = run->config;
     mpt_config dry = config ? *config : mpt_config_default();
     mpt_status status;
     dry.dry = true, dry.device = MPT_DEVICE_CPU;
@@ -313,16 +333,16 @@ static mpt_status mpt__plan_run(const mpt_config *config, mpt_plan_fn train, int
         mpt_destroy(ctx);
         return ctx ? MPT_ERROR_MEMORY : MPT_ERROR_ARGUMENT;
     }
-    status = train(ctx, batch, user);
+    ctx->placement.pattern = run->pattern, ctx->placement.count = run->count;
+    status = run->train(ctx, run->batch, run->user);
     ctx->base.op = "mpt_plan";
     if (mpt__ok(ctx) && status != MPT_OK)
         mpt__error_of(ctx, status, "the function that trains returned \"%s\" for a batch of %lld",
-            mpt_status_name(status), batch);
+            mpt_status_name(status), run->batch);
     status = ctx->base.status;
-    *stats = ctx->base.memory;
-    mpt_memory_stats none;
-    mpt__zero(none);
-    if (status != MPT_OK) *stats = none;
+    run->found = ctx->placement.found;
+    mpt__zero(run->stats);
+    if (status == MPT_OK) run->stats = ctx->base.memory;
     char message[sizeof ctx->base.message];
     memcpy(message, ctx->base.message, sizeof message);
     mpt_destroy(ctx);
@@ -342,11 +362,13 @@ static bool mpt__plan_asked(mpt_plan_fn train, int64_t batch) {
 
 mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, void *user,
     mpt_memory_stats *stats) {
-    mpt_memory_stats unused;
-    if (!stats) stats = &unused;
-    mpt__zero(*stats);
-    if (!mpt__plan_asked(train, batch)) return MPT_ERROR_ARGUMENT;
-    return mpt__plan_run(config, train, batch, user, 0, stats);
+    mpt__dry_run run;
+    mpt__zero(run);
+    run.config = config, run.train = train, run.batch = batch, run.user = user;
+    mpt_status status = MPT_ERROR_ARGUMENT;
+    if (mpt__plan_asked(train, batch)) status = mpt__plan_run(&run);
+    if (stats) *stats = run.stats;
+    return status;
 }
 
 int64_t mpt_largest_batch(
@@ -357,10 +379,13 @@ int64_t mpt_largest_batch(
         return -1;
     }
     /* Twice as many until it does not fit, then the middle between what does and what does not. */
+    mpt__dry_run run;
+    mpt__zero(run);
+    run.config = config, run.train = train, run.user = user, run.limit = budget;
     int64_t fits = 0, beyond = 0;
     for (int64_t wanted = 1; fits < most && beyond != fits + 1;) {
-        mpt_memory_stats stats;
-        mpt_status status = mpt__plan_run(config, train, wanted, user, budget, &stats);
+        run.batch = wanted;
+        mpt_status status = mpt__plan_run(&run);
         if (status != MPT_OK && status != MPT_ERROR_MEMORY) return -1;
         if (status == MPT_OK)
             fits = wanted;
@@ -369,6 +394,57 @@ int64_t mpt_largest_batch(
         wanted = beyond ? fits + (beyond - fits) / 2 : fits <= most / 2 ? 2 * fits : most;
     }
     mpt__set_create_error("");
+    return fits;
+}
+
+/* Whether a training fits if so many modules are run again; any other error goes to the net's
+   context. */
+static bool mpt__placement_fits(mpt_context *ctx, mpt__dry_run *run, int64_t count) {
+    run->count = count;
+    mpt_status status = mpt__plan_run(run);
+    if (status != MPT_OK && status != MPT_ERROR_MEMORY)
+        mpt__error_of(ctx, status, "%s", mpt_error(NULL));
+    else if (status == MPT_OK && run->found == 0)
+        mpt__error(ctx, ARGUMENT,
+            "the function that trains makes no optimizer of a net with a module that fits \"%s\"",
+            run->pattern);
+    return status == MPT_OK;
+}
+
+int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train, int64_t batch,
+    void *user, int64_t budget) {
+    mpt__module *found = mpt__module_enter(net, "mpt_recompute_to_fit");
+    if (!found) return -1;
+    mpt_context *ctx = net.context;
+    if (!train || batch < 1 || budget < 1 || !mpt__pattern_good(pattern)) {
+        mpt__error(ctx, ARGUMENT,
+            "expected a pattern with one '*' at most, a function, and a batch and a budget of at "
+            "least 1; got \"%s\", a batch of %lld and %lld bytes",
+            pattern ? pattern : "NULL", batch, budget);
+        return -1;
+    }
+    const int64_t most = mpt__recompute_first(ctx, found, pattern, 0);
+    mpt__dry_run run;
+    mpt__zero(run);
+    run.config = &ctx->config, run.train = train, run.batch = batch, run.user = user;
+    run.limit = budget, run.pattern = pattern;
+    if (most == 0)
+        mpt__error(ctx, ARGUMENT, "no module below the net fits \"%s\"; mpt_summary lists them",
+            pattern);
+    else if (!mpt__placement_fits(ctx, &run, most) && mpt__ok(ctx))
+        mpt__error(ctx, MEMORY, "a batch of %lld takes more than %B, even if all %lld run again",
+            batch, budget, most);
+    int64_t fits = most, beyond = -1;
+    while (mpt__ok(ctx) && fits - beyond > 1) {
+        const int64_t middle = beyond + (fits - beyond) / 2;
+        if (mpt__placement_fits(ctx, &run, middle))
+            fits = middle;
+        else
+            beyond = middle;
+    }
+    if (!mpt__ok(ctx)) return -1;
+    mpt__set_create_error("");
+    mpt__recompute_first(ctx, found, pattern, fits);
     return fits;
 }
 #endif

@@ -159,6 +159,7 @@ MPT__BEGIN_COLD
 #include "nn/hooks.c"
 #include "nn/share.c"
 #include "nn/lora.c"
+#include "nn/placement.c"
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"

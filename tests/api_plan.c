@@ -212,6 +212,137 @@ TEST(largest_batch_of_a_budget) {
     }
 }
 
+static mpt_status fails(mpt_context *c, int64_t batch, void *user) {
+    (void)user;
+    if (batch > 1) mpt_reshape(mpt_zeros(c, MPT_F32, MPT_SHAPE(2, 3)), MPT_SHAPE(7));
+    return batch > 1 ? MPT_OK : MPT_ERROR_IO;
+}
+
+/* ---- blocks run again for a budget ---- */
+
+enum { BLOCKS = 6, PICTURES = 24 };
+
+static mpt_module make_blocks(mpt_context *c) {
+    static const vit_shape shape = {64, BLOCKS, 4, 128, 8, 32, 3, 10, 0.1};
+    return make_vit(c, &shape);
+}
+
+static mpt_status train_blocks(mpt_module net, int64_t batch) {
+    mpt_context *c = net.context;
+    mpt_optimizer optimizer = mpt_adamw(net, NULL);
+    for (int i = 0; i < 2; i++) {
+        int64_t labels[PICTURES] = {0};
+        mpt_step_begin(c);
+        mpt_tensor x = mpt_randn(c, MPT_F32, MPT_SHAPE(batch, 3, 32, 32));
+        mpt_tensor y = mpt_from(c, MPT_I64, MPT_SHAPE(batch), labels);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_cross_entropy(mpt_forward(net, x), y, NULL));
+        mpt_step(optimizer);
+        mpt_step_end(c);
+    }
+    return mpt_error_code(c);
+}
+
+/* *user blocks run again because they are asked to. */
+static mpt_status with_blocks(mpt_context *c, int64_t batch, void *user) {
+    mpt_module net = make_blocks(c);
+    for (int i = 0; i < *(const int *)user; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "encoder.layers.encoder_layer_%d", i);
+        mpt_recompute_module(mpt_child(net, path), 1);
+    }
+    return train_blocks(net, batch);
+}
+static mpt_status without_optimizer(mpt_context *c, int64_t batch, void *user) {
+    mpt_forward(make_blocks(c), mpt_zeros(c, MPT_F32, MPT_SHAPE(batch, 3, 32, 32)));
+    return (void)user, mpt_error_code(c);
+}
+
+/* What is held with so many of them; 0: more than the limit. */
+static int64_t held_with(mpt_config config, int64_t limit, int blocks) {
+    mpt_memory_stats plan;
+    config.memory_limit = limit;
+    mpt_status status = mpt_plan(&config, with_blocks, PICTURES, &blocks, &plan);
+    CHECK(status == MPT_OK || status == MPT_ERROR_MEMORY);
+    return plan.held;
+}
+
+/* A training within a limit of its own, whose blocks mpt_recompute_to_fit chooses. */
+static uint64_t train_within(mpt_config config, int64_t budget, int64_t *blocks) {
+    int none = 0;
+    config.memory_limit = budget;
+    mpt_context *c = mpt_create(&config);
+    mpt_module net = make_blocks(c);
+    if (budget)
+        *blocks = mpt_recompute_to_fit(net, "encoder.layers.*", with_blocks, PICTURES, &none,
+                                       budget);
+    CHECK_EQ_INT(train_blocks(net, PICTURES), MPT_OK);
+    const uint64_t hash = mpt_module_hash(net);
+    mpt_destroy(c);
+    return hash;
+}
+
+TEST(as_few_blocks_as_fit_are_run_again) {
+    mpt_config config = on_the_cpu();
+    config.threads = 1;
+    int64_t blocks = 0, most = 0;
+    const uint64_t plain = train_within(config, 0, NULL);
+    const int64_t all = held_with(config, 0, 0), least = held_with(config, 0, BLOCKS);
+    for (int i = 0; i <= BLOCKS; i++) {
+        const int64_t budget = all - (all - least) * i / BLOCKS;
+        CHECK(train_within(config, budget, &blocks) == plain);
+        CHECK(blocks >= most && blocks <= i);
+        most = blocks;
+        CHECK(held_with(config, budget, (int)blocks) > 0);
+        CHECK(blocks == 0 || held_with(config, budget, (int)blocks - 1) == 0);
+    }
+    CHECK(most >= BLOCKS / 2);
+}
+
+/* Bytes that a forward leaves for backward. */
+static int64_t kept_by(mpt_module net) {
+    mpt_context *c = net.context;
+    mpt_scope_begin(c);
+    mpt_tensor y = mpt_forward(net, mpt_zeros(c, MPT_F32, MPT_SHAPE(2, 3, 32, 32)));
+    mpt_scope_return(c, &y, 1);
+    const int64_t bytes = mpt_memory(c).current[MPT_MEMORY_ACTIVATION];
+    mpt_release(y);
+    return bytes;
+}
+
+TEST(blocks_that_cannot_fit_are_told) {
+    mpt_config config = on_the_cpu();
+    mpt_context *c = mpt_create(&config);
+    mpt_module net = make_blocks(c);
+    int none = 0;
+    kept_by(net); /* the pool is filled */
+    const int64_t kept = kept_by(net);
+    const struct {
+        const char *pattern, *says;
+        mpt_plan_fn train;
+        int64_t batch, budget;
+    } rows[] = {
+        {"decoder.*", "no module below the net fits \"decoder.*\"", with_blocks, 2, 1 << 30},
+        {"*.*.*", "one '*' at most", with_blocks, 2, 1 << 30},
+        {NULL, "got \"NULL\"", with_blocks, 2, 1 << 30},
+        {"*", "a function", NULL, 2, 1 << 30},
+        {"*", "a batch of 0", with_blocks, 0, 1 << 30},
+        {"*", "and 0 bytes", with_blocks, 2, 0},
+        {"encoder.layers.*", "even if all 6 run again", with_blocks, 2, 1 << 20},
+        {"*", "makes no optimizer", without_optimizer, 2, 1 << 30},
+        {"*", "the function that trains returned", fails, 1, 1 << 30},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        CHECK_EQ_INT(mpt_recompute_to_fit(net, rows[i].pattern, rows[i].train, rows[i].batch, &none,
+                                          rows[i].budget),
+                     -1);
+        CHECK_CONTAINS(mpt_error(c), rows[i].says);
+        mpt_clear_error(c);
+        CHECK_EQ_INT(kept_by(net), kept); /* no block is run again */
+    }
+    mpt_destroy(c);
+}
+
 /* ---- what a dry run leaves alone ---- */
 
 static int samples_read;
@@ -277,12 +408,6 @@ TEST(reads_and_writes_nothing) {
 
 /* ---- errors ---- */
 
-static mpt_status fails(mpt_context *c, int64_t batch, void *user) {
-    (void)user;
-    if (batch > 1) mpt_reshape(mpt_zeros(c, MPT_F32, MPT_SHAPE(2, 3)), MPT_SHAPE(7));
-    return batch > 1 ? MPT_OK : MPT_ERROR_IO;
-}
-
 TEST(errors_are_told) {
     mpt_memory_stats plan;
     CHECK_EQ_INT(mpt_plan(NULL, NULL, 1, NULL, &plan), MPT_ERROR_ARGUMENT);
@@ -307,7 +432,9 @@ TEST(errors_are_told) {
     CHECK_EQ_INT(mpt_largest_batch(&config, fails, NULL, 1000000000, 8), -1);
 }
 
-TEST_TABLE = {T(plans_are_exact), T(largest_batch_of_a_budget), T(reads_and_writes_nothing),
+TEST_TABLE = {T(plans_are_exact), T(largest_batch_of_a_budget),
+              T(as_few_blocks_as_fit_are_run_again), T(blocks_that_cannot_fit_are_told),
+              T(reads_and_writes_nothing),
               T(errors_are_told)};
 #else
 TEST(told_to_be_absent) {

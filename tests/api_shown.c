@@ -229,6 +229,39 @@ TEST(memory_planned) {
     CHECK(most > 10000 && most < 65536);
 }
 
+/* ==== Modules: as few of them run again by backward as it takes for a batch to fit */
+static mpt_module deep(mpt_context *ctx) {
+    mpt_module layers[8];
+    for (int i = 0; i < 8; i++)
+        layers[i] = mpt_sequential(ctx, mpt_nn_linear(ctx, 64, 64), mpt_nn_tanh(ctx),
+                                   mpt_nn_linear(ctx, 64, 64), mpt_nn_tanh(ctx), MPT_END);
+    return mpt_sequential_array(ctx, layers, 8);
+}
+static mpt_status two_deep_steps(mpt_context *ctx, int64_t batch, void *user) {
+    mpt_module net = deep(ctx);
+    mpt_optimizer opt = mpt_sgd(net, NULL);
+    (void)user;
+    for (int i = 0; i < 2; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_zeros(ctx, MPT_F32, MPT_SHAPE(batch, 64));
+        mpt_zero_grad(opt);
+        mpt_backward(mpt_mean(mpt_forward(net, x), MPT_ALL_DIMS, false));
+        mpt_step(opt);
+        mpt_step_end(ctx);
+    }
+    return mpt_error_code(ctx);
+}
+
+TEST(layers_run_again_to_fit) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = deep(ctx);
+    mpt_memory_stats stats; /* with none of them run again */
+    mpt_plan(NULL, two_deep_steps, 4000, NULL, &stats);
+    int64_t some = mpt_recompute_to_fit(net, "*", two_deep_steps, 4000, NULL, stats.held / 4 * 3);
+    CHECK(some > 0 && some < 8); /* the first ones */
+    mpt_destroy(ctx);
+}
+
 /* ==== Autograd: least memory, for about a third more time. Parts of a deep net are run again by
    backward, one after the other */
 static mpt_status squeeze(
@@ -1394,6 +1427,7 @@ TEST_TABLE = {T(basic_types),
               T(errors_and_cleanup),
               T(memory),
               T_UNLESS(MPTRAIN_NO_FRUGAL, memory_planned),
+              T_UNLESS(MPTRAIN_NO_FRUGAL, layers_run_again_to_fit),
               T(lifetime),
               T(lifetime_of_a_step),
               T(tensors),

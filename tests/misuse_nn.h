@@ -295,6 +295,7 @@ TEST(module_trees) {
     CASE(mpt_set_dtype_policy, DTYPE, "expected MPT_F16", mpt_set_dtype_policy(f.net, MPT_F64));
 #ifdef MPTRAIN_NO_FRUGAL
     cover("mpt_recompute_module"), cover("mpt_recompute_call"), cover("mpt_is_recomputing");
+    cover("mpt_recompute_to_fit");
 #else
     MODULE(mpt_recompute_module, mpt_recompute_module(h_, 1));
     CASE(mpt_recompute_module, ARGUMENT, "-1 parts of a sequential",
@@ -302,6 +303,10 @@ TEST(module_trees) {
     CASE(mpt_recompute_module, ARGUMENT, "2 parts of a relu: expected 0 or 1",
          mpt_recompute_module(mpt_nn_relu(c), 2));
     CASE(mpt_recompute_module, ARGUMENT, "a list has no forward", mpt_recompute_module(list, 1));
+    MODULE(mpt_recompute_to_fit,
+           CHECK_EQ_INT(mpt_recompute_to_fit(h_, "*", NULL, 1, NULL, 1), -1));
+    CASE(mpt_recompute_to_fit, ARGUMENT, "expected a pattern with one '*' at most, a function",
+         mpt_recompute_to_fit(f.net, "*", NULL, 1, NULL, 1));
     mpt_tensor many[9];
     for (int i = 0; i < 9; i++) many[i] = f.x;
     NOWHERE(mpt_recompute_call,

@@ -491,6 +491,10 @@ struct mpt_context {
     bool in_backward;
 #ifndef MPTRAIN_NO_FRUGAL
     bool retains; /* the backward under way keeps what it needs for another one */
+    struct {
+        const char *pattern;  /* NULL: no dry run of mpt_recompute_to_fit */
+        int64_t count, found; /* modules that run again in it, and that could */
+    } placement;
 #endif
     bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */

@@ -20,7 +20,8 @@
     activation checkpointing; a profiler by op, module and kernel, with FLOP and bytes; a flight
     recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
     that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
-    of several batches, or of parts of one; moments of 8 bits; residual streams in half.
+    of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
+    many blocks run again as it takes to fit a budget.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
     and pictures; reports.

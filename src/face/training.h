@@ -220,6 +220,14 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
    which backward holds one at a time: with n equal children about sqrt(n) parts take least memory.
    0: no more. Modules may lie in each other. Hooks in it, too, are called again. */
 MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
+/* Has backward run again as few modules of the net as it takes for a training to get along with
+   `budget` bytes from the allocator: of those below it whose path fits `pattern` (as of mpt_lora;
+   "encoder.layers.*"), of which none lies in another, the first ones, which are held longest.
+   Returns how many, found by dry runs: `train` is what mpt_plan takes, for the context's own
+   configuration, and makes an optimizer of a net of its own like this one, which is marked then.
+   -1 on an error, which changes nothing: nothing fits the pattern, or all are not enough. */
+MPTRAIN_API int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train,
+    int64_t batch, void *user, int64_t budget);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose

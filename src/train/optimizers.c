@@ -7,6 +7,7 @@
 #ifndef MPT__TRAIN_OPTIMIZERS_INCLUDED
 #define MPT__TRAIN_OPTIMIZERS_INCLUDED
 
+#include "nn/placement.c"
 #include "train/codes.c"
 
 /* ==== States ==== */
@@ -421,6 +422,9 @@ static mpt_optimizer mpt__optimizer_new(
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
     if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(ctx, optimizer, module, NULL, 0);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__ok(ctx)) mpt__placement_try(ctx, module);
+#endif
     if (mpt__ok(ctx)) return mpt__optimizer_handle(ctx, optimizer);
     mpt__object_free(ctx, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__optimizer_handle(ctx, NULL);
