@@ -1027,6 +1027,9 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
    the context and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+/* Standard normal numbers that are those of this seed, whatever was drawn before. */
+MPTRAIN_API mpt_tensor mpt_randn_seeded(
+	mpt_context *context, mpt_dtype dtype, mpt_shape shape, uint64_t seed);
 /* The same draws, of the dtype and shape of x. */
 MPTRAIN_API mpt_tensor mpt_rand_like(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
@@ -25429,8 +25432,9 @@ mpt_tensor mpt_full(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, double v
 	return mpt__filled(ctx, "mpt_full", dtype, &shape, value);
 }
 
+/* seed: NULL, or of this call alone. */
 static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtype,
-	const mpt_shape *shape, mpt__function function) {
+	const mpt_shape *shape, mpt__function function, const uint64_t *seed) {
 	if (!mpt__enter(ctx, call)) return mpt__null(ctx);
 	if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
 		return mpt__refuse(ctx, DTYPE, "dtype %D: expected a float dtype", dtype);
@@ -25440,10 +25444,10 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
 	launch->function = (uint8_t)function;
 	launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
 	launch->imm[2] = 1.0 - mpt__dtype_info[dtype].epsilon / 2;
-	launch->rng.seed = ctx->config.seed;
+	launch->rng.seed = seed ? *seed : ctx->config.seed;
 	launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
-	launch->rng.call = ctx->now.draws++;
-	if (mpt__is_capturing(ctx)) { /* each repetition draws on from where it begins */
+	launch->rng.call = seed ? UINT32_MAX : ctx->now.draws++;
+	if (!seed && mpt__is_capturing(ctx)) { /* each repetition draws on from where it begins */
 		launch->rng.call -= ctx->draws_before;
 		launch->slot[1] = MPT__SLOT_DRAWS;
 	}
@@ -25452,17 +25456,20 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
 }
 
 mpt_tensor mpt_rand(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
-	return mpt__random(ctx, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM);
+	return mpt__random(ctx, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM, NULL);
 }
 mpt_tensor mpt_randn(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
-	return mpt__random(ctx, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
+	return mpt__random(ctx, "mpt_randn", dtype, &shape, MPT__FN_NORMAL, NULL);
+}
+mpt_tensor mpt_randn_seeded(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, uint64_t seed) {
+	return mpt__random(ctx, "mpt_randn_seeded", dtype, &shape, MPT__FN_NORMAL, &seed);
 }
 
 static mpt_tensor mpt__random_like(mpt_tensor x, const char *call, mpt__function function) {
 	const mpt__tensor *like = mpt__enter_at(x, call, "argument 1");
 	if (!like) return mpt__null(x.context);
 	mpt_shape shape = like->shape;
-	return mpt__random(x.context, call, (mpt_dtype)like->dtype, &shape, function);
+	return mpt__random(x.context, call, (mpt_dtype)like->dtype, &shape, function, NULL);
 }
 
 mpt_tensor mpt_rand_like(mpt_tensor x) {
@@ -55152,10 +55159,10 @@ MPT__END_FLOAT_CONTROL
 	recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
 	of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
-	many blocks run again as it takes to fit a budget.
+	few blocks run again as it takes to fit a budget.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
-	and pictures; reports.
+	and pictures; reports; training by forwards alone.
 */
 
 /* ==== Licence ================================================================================

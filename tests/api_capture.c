@@ -520,7 +520,10 @@ static mpt_status drawing_step(mpt_context *context, void *user, mpt_tensor x, m
         q = mpt_reshape(z, MPT_SHAPE(1, 1, 8, 4));
         z = mpt_scaled_dot_product_attention(q, q, q, &attention);
         break;
-    case 2: z = mpt_mul(z, mpt_randn(context, MPT_F32, MPT_SHAPE(8, 4))); break;
+    case 2:
+        z = mpt_mul(z, mpt_randn(context, MPT_F32, MPT_SHAPE(8, 4)));
+        z = mpt_add(z, mpt_randn_seeded(context, MPT_F32, MPT_SHAPE(4), 7));
+        break;
     case 3:
         z = mpt_mul(z, mpt_rand(context, MPT_F32, MPT_SHAPE(8, 4)));
         z = mpt_dropout(mpt_add(z, mpt_rand(context, MPT_F32, MPT_SHAPE(4))), 0.25);

@@ -5,6 +5,7 @@
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
 #include "harness.h"
+#include "bits.h"
 #include "checks.h"
 
 static mpt_context *make_context(mpt_isa isa) {
@@ -81,6 +82,25 @@ static bool read_places(mpt_tensor drawn_places, int64_t count) {
 
 /* Shares within four deviations, of sums that are not 1, in halves, too; the same draws with any
    number of threads; others in the next call, and with another seed. */
+/* Numbers of a seed are the same whenever they are drawn, and change nothing about other draws. */
+TEST(draws_of_a_seed) {
+    uint64_t hash[2][4];
+    for (int run = 0; run < 2; run++) {
+        mpt_context *c = mpt_create(NULL);
+        if (run) hash[run][3] = mix_tensor(1, mpt_randn(c, MPT_F32, MPT_SHAPE(300)));
+        for (int i = 0; i < 3; i++) /* twice of one seed, then of another */
+            hash[run][i] =
+                mix_tensor(1, mpt_randn_seeded(c, MPT_F32, MPT_SHAPE(300), i < 2 ? 1 : 2));
+        if (!run) hash[run][3] = mix_tensor(1, mpt_randn(c, MPT_F32, MPT_SHAPE(300)));
+        const mpt_tensor x = mpt_randn_seeded(c, MPT_F32, MPT_SHAPE(100000), UINT64_MAX);
+        CHECK_NEAR(mpt_item(mpt_mean(x, MPT_ALL_DIMS, false)), 0, 0.02);
+        CHECK_NEAR(mpt_item(mpt_mean(mpt_mul(x, x), MPT_ALL_DIMS, false)), 1, 0.03);
+        mpt_destroy(c);
+    }
+    for (int i = 0; i < 4; i++) CHECK(hash[0][i] == hash[1][i]);
+    CHECK(hash[0][0] == hash[0][1] && hash[0][1] != hash[0][2] && hash[0][0] != hash[0][3]);
+}
+
 TEST(draws_by_weight) {
     static const float weights[7] = {0, 3, 0.5f, 0, 12, 0.25f, 0};
     static const mpt_dtype dtypes[] = {MPT_F32, MPT_BF16, MPT_F16, MPT_F64};
@@ -647,7 +667,7 @@ TEST(scattered_sums_are_wide) {
 TEST_TABLE = {T(scattered_sums_are_wide),
               T(uniform_numbers_stay_below_one),
               T(draws_like_another_tensor),
-              T(draws_by_weight),
+              T(draws_of_a_seed), T(draws_by_weight),
               T(draws_by_logits),
               T(captured_steps_cannot_draw_by_weight),
               T(draws_without_replacement),

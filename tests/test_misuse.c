@@ -539,6 +539,9 @@ TEST(making_tensors) {
     many = false; /* it takes no memory of its own */
     MAKER(mpt_wrap, mpt_wrap(c_, d_, s_, data));
     CASE(mpt_rand, DTYPE, "float dtype", mpt_rand(f.context, MPT_I64, MPT_SHAPE(2)));
+    MAKER(mpt_randn_seeded, mpt_randn_seeded(c_, d_, s_, 1));
+    CASE(mpt_randn_seeded, DTYPE, "float dtype",
+         mpt_randn_seeded(f.context, MPT_BOOL, MPT_SHAPE(2), 1));
     CASE(mpt_randn, DTYPE, "float dtype", mpt_randn(f.context, MPT_BOOL, MPT_SHAPE(2)));
     mpt_categorical_config by = mpt_categorical_config_default();
     QUIET(mpt_categorical_config_default, by.temperature == 1 && by.top_p == 1);

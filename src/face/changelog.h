@@ -21,10 +21,10 @@
     recorder, which finds the step and op where two runs part; nets as graphs; plans of the memory
     that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
     of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
-    many blocks run again as it takes to fit a budget.
+    few blocks run again as it takes to fit a budget.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
-    and pictures; reports.
+    and pictures; reports; training by forwards alone.
 */
 
 /* ==== Licence ================================================================================

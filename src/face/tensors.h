@@ -389,6 +389,9 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
    the context and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+/* Standard normal numbers that are those of this seed, whatever was drawn before. */
+MPTRAIN_API mpt_tensor mpt_randn_seeded(
+    mpt_context *context, mpt_dtype dtype, mpt_shape shape, uint64_t seed);
 /* The same draws, of the dtype and shape of x. */
 MPTRAIN_API mpt_tensor mpt_rand_like(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
