@@ -66,8 +66,9 @@ static bool have_files(void) {
 static uint8_t archive[4096];
 static size_t archive_bytes;
 
+/* Least byte first; behind the eighth there are zeros. */
 static void add(uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) archive[archive_bytes++] = (uint8_t)(value >> 8 * i);
+    for (int i = 0; i < bytes; i++, value >>= 8) archive[archive_bytes++] = (uint8_t)value;
 }
 
 static uint32_t checksum(const uint8_t *p, size_t n) {

@@ -54,6 +54,12 @@
 
    which a browser shows while the training runs, too.
 
+   mpt_zeroth_step fine-tunes a net by forwards alone, in the memory of inference; `loss` is yours:
+
+	   mpt_eval(net);
+	   for (int64_t step = 0; step < 10000; step++)
+		   if (mpt_zeroth_step(net, loss, &batch, NULL, step).status != MPT_OK) break;
+
    MPTRAIN_TOOLS_STATIC keeps all functions to one file. */
 /* ----
  * tools/face/journal.h: what a journal is, and how it is written.

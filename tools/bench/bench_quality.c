@@ -210,7 +210,8 @@ enum {
     STATES = 32,   /* moments of 8 bits */
     TUNED = 64,    /* goes on from fp32's weights, with the other half of the data */
     FROZEN = 128,  /* and learns what adapters could, and biases, alone */
-    ADAPTERS = 256 /* and learns LoRA's adapters alone */
+    ADAPTERS = 256, /* and learns LoRA's adapters alone */
+    NARROW = 512   /* autocast to bf16 in which fp32 and bf16 meet in that */
 };
 typedef struct option {
     const char *name;
@@ -219,10 +220,11 @@ typedef struct option {
     int rank;           /* of adapters */
 } option;
 
-enum { PLAIN = 0, TUNED_ROW = 11 };
+enum { PLAIN = 0, TUNED_ROW = 12 };
 static const option options[] = {
     {"fp32, AdamW", MPT_F32, MPT_F32, MPT_F32, 0, PLAIN, 0},
     {"autocast to bf16", MPT_BF16, MPT_BF16, MPT_F32, 0, PLAIN, 0},
+    {"autocast to bf16, sums of shortcuts too", MPT_F32, MPT_BF16, MPT_F32, NARROW, PLAIN, 0},
     {"autocast to fp16, loss scaled", MPT_F16, MPT_F16, MPT_F32, 0, PLAIN, 0},
     {"moments of 8 bits", MPT_F32, MPT_F32, MPT_F32, STATES, PLAIN, 0},
     {"bf16 weights, fp32 masters", MPT_F32, MPT_BF16, MPT_BF16, 0, PLAIN, 0},
@@ -281,9 +283,26 @@ static void freeze_others(mpt_module net) {
     }
 }
 
+static mpt_status narrow_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+    mpt_tensor *out, int n_out) {
+    (void)user;
+    mpt_autocast_begin_narrow(self.context, MPT_BF16);
+    mpt_forward_n(mpt_child(self, "net"), in, n_in, out, n_out);
+    return mpt_autocast_end(self.context);
+}
+
+/* The net in a region of its own. */
+static mpt_module narrowed(mpt_module net) {
+    static mpt_module_class cls = {"narrow", narrow_forward, NULL, NULL, NULL, 1, 1};
+    mpt_module self = mpt_module_create(net.context, &cls, NULL);
+    mpt_add_child(self, "net", net);
+    return self;
+}
+
 static mpt_module new_net(mpt_context *context, const task *t, const samples *learned,
     const option *o, mpt_module start) {
     mpt_module net = t->make(context, learned);
+    if (o->how & NARROW) net = narrowed(net);
     if (o->how & EIGHT) mpt_fp8(net, NULL);
     if (o->weights != MPT_F32) mpt_half(net, o->weights);
     if (o->how & RECOMPUTE) mpt_recompute_module(learned->tokens ? mpt_child(net, "1") : net, 2);
