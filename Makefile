@@ -17,6 +17,7 @@
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
 #                      OTHERS=folder with libraries in C, see tools/bench/small_peer.py
+#   make bench-memory  peaks of PyTorch and ours in one run;  PYTHON=  ARGS="--models vit-b16"
 #   make bench-quality what the options that save memory cost in quality, in three nets and five
 #                      seeds: a quarter of an hour;  DATA=  TASK=mnist  SEEDS=2  WRITE=1
 #   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
@@ -219,6 +220,9 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' --others '$(OTHERS)' $(if $(WRITE),--write)
 
+bench-memory: $(BUILD)/bench/bench_memory$(EXE)
+	@$(PYTHON) tools/bench/memory_peer.py --bench $< $(ARGS)
+
 bench-quality: $(BUILD)/bench/bench_quality$(EXE)
 	@$(MAKE) --no-print-directory $(BUILD)/tables_cifar || \
 	    echo "make bench-quality: no stb_image.h, so without CIFAR-10"
@@ -381,7 +385,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
     $(BUILD)/torture/*.d $(BUILD)/web/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-quality compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

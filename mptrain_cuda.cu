@@ -5025,7 +5025,7 @@ __device__ void mpt__commit(const mpt__update &u) {
 }
 
 template <int FORM, bool CODED>
-__global__ void mpt__update_kernel(const mpt__update u) {
+__device__ __forceinline__ void mpt__update_chunks(const mpt__update &u) {
 	__shared__ mpt__segment_pace shared;
 	mpt__segment_pace pace;
 	const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
@@ -5053,6 +5053,15 @@ __global__ void mpt__update_kernel(const mpt__update u) {
 		}
 	}
 	if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
+}
+
+template <int FORM>
+__global__ void mpt__update_kernel(const mpt__update u) {
+	mpt__update_chunks<FORM, false>(u);
+}
+template <int FORM>
+__global__ void mpt__coded_update_kernel(const mpt__update u) {
+	mpt__update_chunks<FORM, true>(u);
 }
 
 mpt__update mpt__update_of(const mpt__cuda_call *call) {
@@ -5094,7 +5103,7 @@ mpt_status mpt__run_update(const mpt__cuda_call *call) {
 	u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
 	for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
 #define MPT__UPDATE_KERNEL(form) \
-	(u.books ? mpt__update_kernel<form, true> : mpt__update_kernel<form, false>)
+	(u.books ? mpt__coded_update_kernel<form> : mpt__update_kernel<form>)
 	auto kernel = u.law.function != MPT__FN_NONE ? MPT__UPDATE_KERNEL(MPT__UPDATE_MOMENTS)
 				  : u.law.corrects              ? MPT__UPDATE_KERNEL(MPT__UPDATE_ADAM)
 												: MPT__UPDATE_KERNEL(MPT__UPDATE_SGD);

@@ -39,6 +39,7 @@ mpt__finish_kernel                       9  3
 mpt__grad_norm_kernelILi0               20  0
 mpt__grad_scale_kernel                   2  2
 mpt__update_kernel                      11  9
+mpt__coded_update_kernel                 5  9
 mpt__average_kernel                      1  1
 '
 
