@@ -283,6 +283,57 @@ TEST(what_is_read_as_halves_is_kept_as_halves) {
             }
 }
 
+typedef struct normed {
+    mpt_module net;
+    mpt_optimizer optimizer;
+} normed;
+
+static mpt_status normed_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    const normed *n = (const normed *)user;
+    mpt_step_begin(c);
+    mpt_autocast_begin(c, MPT_BF16);
+    mpt_tensor out = mpt_forward(n->net, x);
+    mpt_autocast_end(c);
+    mpt_zero_grad(n->optimizer);
+    mpt_backward(mpt_cross_entropy(out, y, NULL));
+    mpt_step(n->optimizer);
+    return mpt_step_end(c);
+}
+
+static uint64_t train_normed(bool capture, int threads, int64_t *peak) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    mpt_context *c = mpt_create(&config);
+    normed n;
+    n.net = mpt_sequential(c, mpt_nn_layer_norm(c, MPT_SHAPE(WIDTH), NULL),
+                           mpt_nn_linear(c, WIDTH, 8), MPT_END);
+    n.optimizer = mpt_adamw(n.net, NULL);
+    static int64_t labels[TOKENS];
+    for (int i = 0; i < TOKENS; i++) labels[i] = i % 8;
+    mpt_tensor x = mpt_keep(mpt_randn(c, MPT_F32, MPT_SHAPE(TOKENS, WIDTH)));
+    mpt_tensor y = mpt_keep(mpt_from(c, MPT_I64, MPT_SHAPE(TOKENS), labels));
+    mpt_captured captured = mpt_capture(c, normed_step, &n);
+    for (int i = 0; i < 6; i++) {
+        if (capture)
+            mpt_captured_step(captured, x, y);
+        else
+            normed_step(c, &n, x, y);
+    }
+    *peak = mpt_memory(c).peak[MPT_MEMORY_ACTIVATION];
+    const uint64_t hash = mpt_module_hash(n.net);
+    if (mpt_failed(c)) TEST_FAIL_("%s", mpt_error(c));
+    mpt_destroy(c);
+    return hash;
+}
+
+TEST(captured_steps_keep_halves_too) {
+    int64_t plain, peak;
+    const uint64_t hash = train_normed(false, 1, &plain);
+    CHECK(plain < TOKENS * WIDTH * (4 + 4 + 2) + TOKENS * 128);
+    for (int threads = 1; threads <= 2; threads++)
+        CHECK(train_normed(true, threads, &peak) == hash);
+}
+
 /* ==== Nets ==== */
 
 static mpt_module make_mlp(mpt_context *c) {
@@ -398,6 +449,6 @@ TEST(nets_keep_no_more_than_they_must) {
 }
 
 TEST_TABLE = {T(ops_keep_no_more_than_they_must), T(changed_results_are_named),
-              T(what_is_read_as_halves_is_kept_as_halves),
+              T(what_is_read_as_halves_is_kept_as_halves), T(captured_steps_keep_halves_too),
               T(nets_keep_no_more_than_they_must)};
 TEST_MAIN
