@@ -53,6 +53,10 @@ many steps, and are compared with the first of them, which learns all weights. L
 of linear layers and of projections of attention, at three times the rate; all else stays. What
 these layers learn in full, while all else stays, shows how much of a loss is due to that.
 
+Sums of shortcuts in bf16 have the net inside a module of the benchmark's: by its path the first
+weights are drawn otherwise, so seeds are not paired there, and what passes between layers lives
+until the step's end, so the peak of the net without shortcuts is higher than it need be.
+
 END
     MPTRAIN_DATA=$data "$build/bench/bench_quality" "$pictures" "${TASK:-all}" ${SEEDS:+"$SEEDS"}
 }
