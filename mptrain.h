@@ -1648,7 +1648,8 @@ MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
    `budget` bytes from the allocator: of those below it whose path fits `pattern` (as of mpt_lora;
    "encoder.layers.*"), of which none lies in another, the first ones, which are held longest.
    Returns how many, found by dry runs: `train` is what mpt_plan takes, for the context's own
-   configuration, and makes an optimizer of a net of its own like this one, which is marked then.
+   configuration, and makes an optimizer of a net of its own like this one, which is marked then;
+   called in it, this does nothing and returns 0.
    -1 on an error, which changes nothing: nothing fits the pattern, or all are not enough. */
 MPTRAIN_API int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train,
 	int64_t batch, void *user, int64_t budget);
@@ -20792,6 +20793,9 @@ enum { MPT__RECOMPUTES = 1 };
 #define mpt__is_capturing(ctx) ((ctx)->capturing)
 #endif
 
+/* In a record's `again`: it was, for a backward that needs it no more, or one that retains it. */
+enum { MPT__CAME_TO_STAY = 254, MPT__CAME_AGAIN };
+
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
 	MPT__REPEATS_NOT,
@@ -20807,7 +20811,6 @@ typedef struct mpt__record {
 	uint8_t layout;           /* mpt__layout; as decided in forward */
 	uint8_t compute_dtype;    /* what the policy decided in forward */
 	uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
-#define MPT__CAME_AGAIN 255   /* in `again`: it was */
 	uint8_t repeats;          /* mpt__repeats */
 #ifndef MPTRAIN_NO_FRUGAL
 	uint8_t asks;             /* of mpt__asks */
@@ -21112,7 +21115,6 @@ struct mpt_context {
 	bool dropped_step;
 	bool in_backward;
 #ifndef MPTRAIN_NO_FRUGAL
-	bool retains; /* the backward under way keeps what it needs for another one */
 	struct {
 		const char *pattern;  /* NULL: no dry run of mpt_recompute_to_fit */
 		int64_t count, found; /* modules that run again in it, and that could */
@@ -22927,8 +22929,9 @@ int64_t mpt_step_number(mpt_context *ctx) { return ctx ? ctx->now.step : 0; }
  * tensor is ever made for an activation, and the original is what backward saves.
  * ---- */
 
-static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool narrow) {
-	if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
+static mpt_status mpt__autocast_open(
+	mpt_context *ctx, const char *name, mpt_dtype dtype, bool narrow) {
+	if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
 	if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
 		return mpt__error(ctx, DTYPE,
 			"expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
@@ -22941,11 +22944,11 @@ static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool nar
 }
 
 mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
-	return mpt__autocast_open(ctx, dtype, false);
+	return mpt__autocast_open(ctx, "mpt_autocast_begin", dtype, false);
 }
 
 mpt_status mpt_autocast_begin_narrow(mpt_context *ctx, mpt_dtype dtype) {
-	return mpt__autocast_open(ctx, dtype, true);
+	return mpt__autocast_open(ctx, "mpt_autocast_begin_narrow", dtype, true);
 }
 
 /* ==== The decision ==== */
@@ -23436,7 +23439,8 @@ static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
 	ctx->launch.op_record = 0;
 	for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
 	mpt__region_swap(ctx, &state);
-	if (mpt__autocast_open(ctx, (mpt_dtype)region->autocast, region->narrow) == MPT_OK &&
+	const mpt_dtype low = (mpt_dtype)region->autocast;
+	if (mpt__autocast_open(ctx, "mpt_autocast_begin", low, region->narrow) == MPT_OK &&
 		mpt__region_inputs(ctx, region, in))
 		mpt__region_forward(ctx, region, region, in, out);
 	mpt__region_swap(ctx, &state);
@@ -23545,7 +23549,6 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 #define mpt__asks_nothing(record) ((void)0)
 #define mpt__gated(frame, at) false
 #define mpt__gates_here(frame) false
-#define mpt__saved_over(frame, at) ((void)0)
 #else
 #define mpt__asks_nothing(record) \
 	((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
@@ -23570,22 +23573,20 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
 
-/* In backward: lets go of what was saved at `at`, which the call has read for the last time, before
-   it takes memory for gradients. What was computed again, and for this call alone, the call that
-   made it holds, too, and needs no more. */
-static MPT__NOINLINE void mpt__saved_over(const mpt__frame *frame, int at) {
-	mpt__record *record = frame->record;
-	mpt__tensor *tensor = record->saved[at];
+/* In backward: lets go of in[0], which came again and was read for the last time, before there is
+   memory for its gradient. What came for this call alone, the call that made it holds, too. */
+static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
+	mpt__tensor *tensor = record->in[0];
 	mpt__record *from = tensor->record;
-	if (frame->context->retains) return;
-	record->saved[at] = NULL;
+	if (!record->n_saved || record->saved[0] != tensor) return;
+	record->saved[0] = NULL;
 	tensor->saves--;
 	if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
 		from->saved[from->n_saved - 1] == tensor) {
 		from->n_saved--;
 		tensor->saves--;
 	}
-	if (!tensor->saves) mpt__tensor_settle(frame->context, tensor);
+	if (!tensor->saves) mpt__tensor_settle(ctx, tensor);
 }
 
 /* A launch from result to bits, or back: all elements, as they lie. */
@@ -24182,10 +24183,14 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
 }
 
 /* Before backward: in[0] becomes saved, where it was not held. */
-static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
+static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record, bool retain) {
 	mpt__tensor *tensor = record->in[0];
 	int at = record->again - 1;
-	if (record->again == MPT__CAME_AGAIN) return MPT_OK;
+	const uint8_t came = retain ? MPT__CAME_TO_STAY : MPT__CAME_AGAIN;
+	if (record->again >= MPT__CAME_TO_STAY) {
+		record->again = came;
+		return MPT_OK;
+	}
 	if (!tensor->storage) {
 		mpt__tensor *whole = tensor;
 		while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
@@ -24195,7 +24200,7 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
 	}
 	record->saved[at] = tensor;
 	tensor->saves++;
-	record->again = MPT__CAME_AGAIN;
+	record->again = came;
 	return MPT_OK;
 }
 
@@ -24211,7 +24216,7 @@ static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
 	const bool any = mpt__any_gradient(record);
 	mpt_status status = MPT_OK;
 	if (MPT__RECOMPUTES && any && record->again && !record->done)
-		status = mpt__save_again(ctx, record);
+		status = mpt__save_again(ctx, record, retain);
 	if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
 	if (any && status == MPT_OK) {
 		mpt__frame_of(&frame, ctx, record);
@@ -24333,9 +24338,6 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
 	mpt__tell(ctx, MPT__LOSS_KNOWN, root);
 	ctx->loose_passes += ctx->scope_depth == 0;
 	ctx->in_backward = true;
-#ifndef MPTRAIN_NO_FRUGAL
-	ctx->retains = retain;
-#endif
 	ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
 	mpt__materialise_all(ctx);
 	ctx->launch.phase = MPT__BACKWARD;
@@ -27334,46 +27336,66 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
 	mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
 	mpt__operand_inline(launch, 1, dy, MPT__READ);
 	mpt__operand_inline(launch, 2, inner, MPT__WRITE);
-	if (mpt__submit(frame->context, launch) != MPT_OK) return NULL;
-	if (mpt__activation_keeps_input(activation)) mpt__saved_over(frame, 2);
-	return inner;
+	return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
-/* The gradient of x comes last: what was saved is gone by then, and leaves it its memory. */
+static MPT__FORCE_INLINE void mpt__linear_dx(mpt__frame *frame, const mpt__tensor *dy) {
+	mpt__access access;
+	mpt__source w;
+	const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+	if (!dx || !mpt__gemm_source(frame->context, frame->saved[1], frame->compute, &w)) return;
+	mpt__launch *launch = mpt__gemm_begin(frame);
+	mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+	mpt__linear_weight(launch, frame->saved[1], &w, false);
+	mpt__operand_rows(launch, 3, dx, false, access);
+	mpt__submit(frame->context, launch);
+}
+
+static MPT__FORCE_INLINE void mpt__linear_dw(mpt__frame *frame, const mpt__tensor *dy) {
+	mpt__access access;
+	if (!mpt__linear_kept(frame)) return;
+	const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+	if (!dw) return;
+	const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
+	if (!x) return;
+	mpt__launch *launch = mpt__gemm_begin(frame);
+	mpt__operand_rows(launch, 0, dy, true, MPT__READ);
+	mpt__operand_rows(launch, 1, x, false, MPT__READ);
+	mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
+	mpt__submit(frame->context, launch);
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Where x was computed again it goes first, and leaves its memory to its gradient. */
+static MPT__NOINLINE void mpt__linear_again(mpt__frame *frame, const mpt__tensor *dy) {
+	mpt__linear_dw(frame, dy);
+	if (frame->record->again == MPT__CAME_AGAIN) mpt__saved_over(frame->context, frame->record);
+	mpt__linear_dx(frame, dy);
+}
+#endif
+
+/* The gradient of x comes first: whoever is behind waits for it. */
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
 	const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
 	if (!dy) return ctx->base.status;
 	mpt__access access;
-	mpt__launch *launch;
-	const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
-	if (dw) {
-		const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
-		if (!x) return ctx->base.status;
-		launch = mpt__gemm_begin(frame);
-		mpt__operand_rows(launch, 0, dy, true, MPT__READ);
-		mpt__operand_rows(launch, 1, x, false, MPT__READ);
-		mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
-		mpt__submit(ctx, launch);
-		if (frame->record->again) mpt__saved_over(frame, 0);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (MPT__UNLIKELY(frame->record->again)) {
+		mpt__linear_again(frame, dy);
+	} else
+#endif
+	{
+		mpt__linear_dx(frame, dy);
+		mpt__linear_dw(frame, dy);
 	}
 	const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
 	if (db) {
-		launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
+		mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
 		launch->function = MPT__FN_SUM;
 		const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
 		mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
 		if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
-		mpt__submit(ctx, launch);
-	}
-	const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-	if (dx) {
-		mpt__source w;
-		if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
-		launch = mpt__gemm_begin(frame);
-		mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-		mpt__linear_weight(launch, frame->saved[1], &w, false);
-		mpt__operand_rows(launch, 3, dx, false, access);
 		mpt__submit(ctx, launch);
 	}
 	return ctx->base.status;
@@ -54976,7 +54998,7 @@ static mpt_status mpt__plan_run(mpt__dry_run *run) {
 	mpt_config dry = config ? *config : mpt_config_default();
 	mpt_status status;
 	dry.dry = true, dry.device = MPT_DEVICE_CPU;
-	if (limit > 0) dry.memory_limit = limit;
+	if (limit > 0) dry.memory_limit = limit, dry.log.write = NULL;
 	mpt_context *ctx = mpt_create(&dry);
 	if (!ctx) {
 		dry.memory_limit = 0;
@@ -55067,6 +55089,7 @@ int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn tr
 	mpt__module *found = mpt__module_enter(net, "mpt_recompute_to_fit");
 	if (!found) return -1;
 	mpt_context *ctx = net.context;
+	if (ctx->placement.pattern) return 0; /* `train` of a dry run calls this itself */
 	if (!train || batch < 1 || budget < 1 || !mpt__pattern_good(pattern)) {
 		mpt__error(ctx, ARGUMENT,
 			"expected a pattern with one '*' at most, a function, and a batch and a budget of at "
@@ -55331,8 +55354,8 @@ MPT__FN MPT__INLINE v_f v_pairs(v_f x, const float *c, v_f top) {
 	return v_add(low, v_mul(square, middle));
 }
 
-/* Beyond x >= 0 lies 2^P(x), for which v_exp would be slower. At 10.5 P is -157: there is no float
-   for less. */
+/* Beyond x >= 0 lies 2^P(x), which takes fewer steps than v_exp. At 10.5 P is -157, which no float
+   is as small as. */
 MPT__FN MPT__INLINE v_f v_normal(v_f x) {
 	const float *c = mpt__normal_coefficients;
 	v_f a = v_smaller(v_set(10.5f), v_float(v_iand(v_bits(x), v_iset(0x7fffffff))));

@@ -325,7 +325,7 @@ static mpt_status mpt__plan_run(mpt__dry_run *run) {
     mpt_config dry = config ? *config : mpt_config_default();
     mpt_status status;
     dry.dry = true, dry.device = MPT_DEVICE_CPU;
-    if (limit > 0) dry.memory_limit = limit;
+    if (limit > 0) dry.memory_limit = limit, dry.log.write = NULL;
     mpt_context *ctx = mpt_create(&dry);
     if (!ctx) {
         dry.memory_limit = 0;
@@ -416,6 +416,7 @@ int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn tr
     mpt__module *found = mpt__module_enter(net, "mpt_recompute_to_fit");
     if (!found) return -1;
     mpt_context *ctx = net.context;
+    if (ctx->placement.pattern) return 0; /* `train` of a dry run calls this itself */
     if (!train || batch < 1 || budget < 1 || !mpt__pattern_good(pattern)) {
         mpt__error(ctx, ARGUMENT,
             "expected a pattern with one '*' at most, a function, and a batch and a budget of at "

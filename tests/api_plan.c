@@ -259,6 +259,15 @@ static mpt_status without_optimizer(mpt_context *c, int64_t batch, void *user) {
 }
 
 /* What is held with so many of them; 0: more than the limit. */
+/* One that chooses its blocks itself, as the real one does. */
+static mpt_status with_fitting_blocks(mpt_context *c, int64_t batch, void *user) {
+    mpt_module net = make_blocks(c);
+    CHECK_EQ_INT(mpt_recompute_to_fit(net, "encoder.layers.*", with_fitting_blocks, batch, user,
+                                      1 << 30),
+                 0);
+    return train_blocks(net, batch);
+}
+
 static int64_t held_with(mpt_config config, int64_t limit, int blocks) {
     mpt_memory_stats plan;
     config.memory_limit = limit;
@@ -308,6 +317,30 @@ static int64_t kept_by(mpt_module net) {
     const int64_t bytes = mpt_memory(c).current[MPT_MEMORY_ACTIVATION];
     mpt_release(y);
     return bytes;
+}
+
+static void count_errors(void *user, mpt_log_level level, const char *message) {
+    (void)message;
+    *(int *)user += level == MPT_LOG_ERROR;
+}
+
+/* What is tried and does not fit is nobody's error, and a training may ask for itself. */
+TEST(trials_are_quiet_and_end) {
+    mpt_config config = on_the_cpu();
+    int errors = 0, none = 0;
+    config.log.write = count_errors, config.log.user = &errors;
+    const int64_t all = held_with(config, 0, 0), least = held_with(config, 0, BLOCKS);
+    mpt_context *c = mpt_create(&config);
+    mpt_module net = make_blocks(c);
+    CHECK(mpt_recompute_to_fit(net, "encoder.layers.*", with_blocks, PICTURES, &none,
+                               (all + least) / 2) > 0);
+    CHECK(mpt_largest_batch(&config, with_blocks, &none, all, 1000) >= PICTURES);
+    CHECK_EQ_INT(errors, 0);
+    CHECK_EQ_INT(mpt_recompute_to_fit(net, "encoder.layers.*", with_fitting_blocks, 2, NULL,
+                                      1 << 30),
+                 0);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
 }
 
 TEST(blocks_that_cannot_fit_are_told) {
@@ -433,7 +466,8 @@ TEST(errors_are_told) {
 }
 
 TEST_TABLE = {T(plans_are_exact), T(largest_batch_of_a_budget),
-              T(as_few_blocks_as_fit_are_run_again), T(blocks_that_cannot_fit_are_told),
+              T(as_few_blocks_as_fit_are_run_again),
+              T(trials_are_quiet_and_end), T(blocks_that_cannot_fit_are_told),
               T(reads_and_writes_nothing),
               T(errors_are_told)};
 #else

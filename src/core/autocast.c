@@ -10,8 +10,9 @@
 
 #include "core/tensor.c"
 
-static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool narrow) {
-    if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
+static mpt_status mpt__autocast_open(
+    mpt_context *ctx, const char *name, mpt_dtype dtype, bool narrow) {
+    if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(ctx, DTYPE,
             "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
@@ -24,11 +25,11 @@ static mpt_status mpt__autocast_open(mpt_context *ctx, mpt_dtype dtype, bool nar
 }
 
 mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
-    return mpt__autocast_open(ctx, dtype, false);
+    return mpt__autocast_open(ctx, "mpt_autocast_begin", dtype, false);
 }
 
 mpt_status mpt_autocast_begin_narrow(mpt_context *ctx, mpt_dtype dtype) {
-    return mpt__autocast_open(ctx, dtype, true);
+    return mpt__autocast_open(ctx, "mpt_autocast_begin_narrow", dtype, true);
 }
 
 /* ==== The decision ==== */

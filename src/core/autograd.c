@@ -68,7 +68,6 @@ static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
 #define mpt__asks_nothing(record) ((void)0)
 #define mpt__gated(frame, at) false
 #define mpt__gates_here(frame) false
-#define mpt__saved_over(frame, at) ((void)0)
 #else
 #define mpt__asks_nothing(record) \
     ((void)((record)->asks = (record)->gate = (record)->gates = (record)->gaters = 0))
@@ -93,22 +92,20 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
 
-/* In backward: lets go of what was saved at `at`, which the call has read for the last time, before
-   it takes memory for gradients. What was computed again, and for this call alone, the call that
-   made it holds, too, and needs no more. */
-static MPT__NOINLINE void mpt__saved_over(const mpt__frame *frame, int at) {
-    mpt__record *record = frame->record;
-    mpt__tensor *tensor = record->saved[at];
+/* In backward: lets go of in[0], which came again and was read for the last time, before there is
+   memory for its gradient. What came for this call alone, the call that made it holds, too. */
+static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
+    mpt__tensor *tensor = record->in[0];
     mpt__record *from = tensor->record;
-    if (frame->context->retains) return;
-    record->saved[at] = NULL;
+    if (!record->n_saved || record->saved[0] != tensor) return;
+    record->saved[0] = NULL;
     tensor->saves--;
     if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
         from->saved[from->n_saved - 1] == tensor) {
         from->n_saved--;
         tensor->saves--;
     }
-    if (!tensor->saves) mpt__tensor_settle(frame->context, tensor);
+    if (!tensor->saves) mpt__tensor_settle(ctx, tensor);
 }
 
 /* A launch from result to bits, or back: all elements, as they lie. */
@@ -705,10 +702,14 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
 }
 
 /* Before backward: in[0] becomes saved, where it was not held. */
-static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
+static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record, bool retain) {
     mpt__tensor *tensor = record->in[0];
     int at = record->again - 1;
-    if (record->again == MPT__CAME_AGAIN) return MPT_OK;
+    const uint8_t came = retain ? MPT__CAME_TO_STAY : MPT__CAME_AGAIN;
+    if (record->again >= MPT__CAME_TO_STAY) {
+        record->again = came;
+        return MPT_OK;
+    }
     if (!tensor->storage) {
         mpt__tensor *whole = tensor;
         while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
@@ -718,7 +719,7 @@ static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
     }
     record->saved[at] = tensor;
     tensor->saves++;
-    record->again = MPT__CAME_AGAIN;
+    record->again = came;
     return MPT_OK;
 }
 
@@ -734,7 +735,7 @@ static MPT__FORCE_INLINE mpt_status mpt__backward_plainly(
     const bool any = mpt__any_gradient(record);
     mpt_status status = MPT_OK;
     if (MPT__RECOMPUTES && any && record->again && !record->done)
-        status = mpt__save_again(ctx, record);
+        status = mpt__save_again(ctx, record, retain);
     if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
     if (any && status == MPT_OK) {
         mpt__frame_of(&frame, ctx, record);
@@ -856,9 +857,6 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
     ctx->loose_passes += ctx->scope_depth == 0;
     ctx->in_backward = true;
-#ifndef MPTRAIN_NO_FRUGAL
-    ctx->retains = retain;
-#endif
     ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
     mpt__materialise_all(ctx);
     ctx->launch.phase = MPT__BACKWARD;

@@ -170,6 +170,9 @@ enum { MPT__RECOMPUTES = 1 };
 #define mpt__is_capturing(ctx) ((ctx)->capturing)
 #endif
 
+/* In a record's `again`: it was, for a backward that needs it no more, or one that retains it. */
+enum { MPT__CAME_TO_STAY = 254, MPT__CAME_AGAIN };
+
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
     MPT__REPEATS_NOT,
@@ -185,7 +188,6 @@ typedef struct mpt__record {
     uint8_t layout;           /* mpt__layout; as decided in forward */
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
-#define MPT__CAME_AGAIN 255   /* in `again`: it was */
     uint8_t repeats;          /* mpt__repeats */
 #ifndef MPTRAIN_NO_FRUGAL
     uint8_t asks;             /* of mpt__asks */
@@ -490,7 +492,6 @@ struct mpt_context {
     bool dropped_step;
     bool in_backward;
 #ifndef MPTRAIN_NO_FRUGAL
-    bool retains; /* the backward under way keeps what it needs for another one */
     struct {
         const char *pattern;  /* NULL: no dry run of mpt_recompute_to_fit */
         int64_t count, found; /* modules that run again in it, and that could */

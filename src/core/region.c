@@ -317,7 +317,8 @@ static void mpt__region_repeat(mpt_context *ctx, mpt__region *region) {
     ctx->launch.op_record = 0;
     for (int i = 0; i < region->n_out; i++) out[i] = mpt__null(ctx);
     mpt__region_swap(ctx, &state);
-    if (mpt__autocast_open(ctx, (mpt_dtype)region->autocast, region->narrow) == MPT_OK &&
+    const mpt_dtype low = (mpt_dtype)region->autocast;
+    if (mpt__autocast_open(ctx, "mpt_autocast_begin", low, region->narrow) == MPT_OK &&
         mpt__region_inputs(ctx, region, in))
         mpt__region_forward(ctx, region, region, in, out);
     mpt__region_swap(ctx, &state);

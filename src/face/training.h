@@ -224,7 +224,8 @@ MPTRAIN_API mpt_status mpt_recompute_module(mpt_module module, int parts);
    `budget` bytes from the allocator: of those below it whose path fits `pattern` (as of mpt_lora;
    "encoder.layers.*"), of which none lies in another, the first ones, which are held longest.
    Returns how many, found by dry runs: `train` is what mpt_plan takes, for the context's own
-   configuration, and makes an optimizer of a net of its own like this one, which is marked then.
+   configuration, and makes an optimizer of a net of its own like this one, which is marked then;
+   called in it, this does nothing and returns 0.
    -1 on an error, which changes nothing: nothing fits the pattern, or all are not enough. */
 MPTRAIN_API int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn train,
     int64_t batch, void *user, int64_t budget);

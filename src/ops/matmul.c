@@ -327,46 +327,66 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
     mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
     mpt__operand_inline(launch, 1, dy, MPT__READ);
     mpt__operand_inline(launch, 2, inner, MPT__WRITE);
-    if (mpt__submit(frame->context, launch) != MPT_OK) return NULL;
-    if (mpt__activation_keeps_input(activation)) mpt__saved_over(frame, 2);
-    return inner;
+    return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
 }
 
-/* The gradient of x comes last: what was saved is gone by then, and leaves it its memory. */
+static MPT__FORCE_INLINE void mpt__linear_dx(mpt__frame *frame, const mpt__tensor *dy) {
+    mpt__access access;
+    mpt__source w;
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (!dx || !mpt__gemm_source(frame->context, frame->saved[1], frame->compute, &w)) return;
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+    mpt__linear_weight(launch, frame->saved[1], &w, false);
+    mpt__operand_rows(launch, 3, dx, false, access);
+    mpt__submit(frame->context, launch);
+}
+
+static MPT__FORCE_INLINE void mpt__linear_dw(mpt__frame *frame, const mpt__tensor *dy) {
+    mpt__access access;
+    if (!mpt__linear_kept(frame)) return;
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+    if (!dw) return;
+    const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
+    if (!x) return;
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    mpt__operand_rows(launch, 0, dy, true, MPT__READ);
+    mpt__operand_rows(launch, 1, x, false, MPT__READ);
+    mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
+    mpt__submit(frame->context, launch);
+}
+
+#ifndef MPTRAIN_NO_FRUGAL
+/* Where x was computed again it goes first, and leaves its memory to its gradient. */
+static MPT__NOINLINE void mpt__linear_again(mpt__frame *frame, const mpt__tensor *dy) {
+    mpt__linear_dw(frame, dy);
+    if (frame->record->again == MPT__CAME_AGAIN) mpt__saved_over(frame->context, frame->record);
+    mpt__linear_dx(frame, dy);
+}
+#endif
+
+/* The gradient of x comes first: whoever is behind waits for it. */
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
     if (!dy) return ctx->base.status;
     mpt__access access;
-    mpt__launch *launch;
-    const mpt__tensor *dw = mpt__linear_kept(frame) ? mpt__gradient_into(frame, 1, &access) : NULL;
-    if (dw) {
-        const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
-        if (!x) return ctx->base.status;
-        launch = mpt__gemm_begin(frame);
-        mpt__operand_rows(launch, 0, dy, true, MPT__READ);
-        mpt__operand_rows(launch, 1, x, false, MPT__READ);
-        mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
-        mpt__submit(ctx, launch);
-        if (frame->record->again) mpt__saved_over(frame, 0);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (MPT__UNLIKELY(frame->record->again)) {
+        mpt__linear_again(frame, dy);
+    } else
+#endif
+    {
+        mpt__linear_dx(frame, dy);
+        mpt__linear_dw(frame, dy);
     }
     const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
     if (db) {
-        launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
+        mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
-        mpt__submit(ctx, launch);
-    }
-    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
-    if (dx) {
-        mpt__source w;
-        if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
-        launch = mpt__gemm_begin(frame);
-        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
-        mpt__linear_weight(launch, frame->saved[1], &w, false);
-        mpt__operand_rows(launch, 3, dx, false, access);
         mpt__submit(ctx, launch);
     }
     return ctx->base.status;

@@ -107,8 +107,8 @@ MPT__FN MPT__INLINE v_f v_pairs(v_f x, const float *c, v_f top) {
     return v_add(low, v_mul(square, middle));
 }
 
-/* Beyond x >= 0 lies 2^P(x), for which v_exp would be slower. At 10.5 P is -157: there is no float
-   for less. */
+/* Beyond x >= 0 lies 2^P(x), which takes fewer steps than v_exp. At 10.5 P is -157, which no float
+   is as small as. */
 MPT__FN MPT__INLINE v_f v_normal(v_f x) {
     const float *c = mpt__normal_coefficients;
     v_f a = v_smaller(v_set(10.5f), v_float(v_iand(v_bits(x), v_iset(0x7fffffff))));
