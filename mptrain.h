@@ -139,12 +139,12 @@ that differs between them.
 	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
 	MPTRAIN_NO_TABLES    without tables (CSV)
 	MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
-	MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
+	MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode,
 						 mpt_determinism, mpt_confusion, mpt_multinomial, mpt_categorical,
 						 mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
 						 mpt_hook_forward, mpt_hook_backward, mpt_share_module, MPTRAIN_WATCH
-	MPTRAIN_WATCH        with the profiler, flight logs and mpt_trace: they stand in a file of their
-						 own, tools/mptrain_watch.h, which has to be found by the compiler
+	MPTRAIN_WATCH        with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
+						 tools/mptrain_watch.h, which has to be found by the compiler
 	MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
 						 compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
 	MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -525,8 +525,9 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 mpt_flight_begin keeps a log of what every step was; where a run went otherwise than it should have,
 by a bit that flipped in memory, say, mpt_flight_replay of that log, called before the same program
 trains again from its last checkpoint, names the step and the op.
-mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP. These two and
-the profiler stand in tools/mptrain_watch.h: define MPTRAIN_WATCH where the implementation is.
+mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP. These two,
+mpt_gradcheck and the profiler stand in tools/mptrain_watch.h: define MPTRAIN_WATCH where the
+implementation is.
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.
@@ -2712,9 +2713,10 @@ typedef struct mpt_scores {
 } mpt_scores;
 MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which);
 
-/* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
-   module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
-   Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names the first element. */
+/* With MPTRAIN_WATCH: whether backward agrees with small changes of each element of each fp32
+   input, as for an op or a module of yours. `fn` computes any tensor from the inputs, the same in
+   each call: no dropout. Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names
+   the first element. */
 typedef mpt_tensor (*mpt_check_fn)(
 	mpt_context *context, void *user, const mpt_tensor *in, int n_in);
 typedef struct mpt_gradcheck_config {
@@ -20661,6 +20663,16 @@ typedef struct {
 #endif
 } mpt__storage;
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* A part of the large memory of the pool. Neighbours of one allocation stand side by side. */
+typedef struct {
+	char *data;
+	int64_t bytes;
+	bool idle;
+	bool first; /* of its allocation */
+} mpt__extent;
+#endif
+
 /* Memory that several contexts have (core/share.c), and the storage that it is in one. */
 typedef struct mpt__shared mpt__shared;
 typedef struct {
@@ -20989,8 +21001,8 @@ typedef struct {
 
 /* ==== Context ==== */
 
-/* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
-#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
+/* 1528 or 424 hold all that an int64_t counts; MPT__POOL_REACH behind them. */
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1530 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
@@ -21070,7 +21082,13 @@ struct mpt_context {
 	int64_t storage_count, storage_capacity, data_capacity;
 	uint32_t free_storage, recorded_free_storage;
 	uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
-	int pool_reach; /* classes above its own from which a storage may come: MPT__POOL_REACH, or 0 */
+	int pool_reach; /* classes above its own from which a storage may come */
+#ifndef MPTRAIN_NO_FRUGAL
+	mpt__extent *extents; /* allocations in the order in which they were made */
+	int64_t extent_count, extent_capacity;
+	int64_t extents_peak, extents_moved; /* what mpt__extents_make_way did at that peak */
+	int64_t dry_end; /* where the memory of a dry context ends so far */
+#endif
 	void *workspace; /* scratch of launches, one at a time; grows */
 	int64_t workspace_bytes;
 	uint32_t scalar_storage;
@@ -21561,19 +21579,15 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  *
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
- * an eighth; from 1 MB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
- * its own class and requests down to a quarter of its size. But what is made may stay until
- * backward and waste what it does not fill: so while less than an eighth of the most that was in
- * use is idle, and in regions of mpt_recompute_begin always, idle memory serves only what fills
- * most of it. Batches of varying size hold more than the largest needs: 300 random ones, down to
- * half of it, 1.1 to 2.0 times the peak in use, and down to an eighth 1.2 to 3.1 times. */
+ * an eighth; from 128 KB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
+ * its own class and what fills most of it, as what is made may stay until backward; where pointers
+ * have 32 bits, requests down to a quarter of its size. From 128 KB on it is cut to size. */
 
 enum {
 	MPT__POOL_GRAIN = 256,
-	MPT__POOL_REACH = 16,
-	MPT__POOL_NEAR = 2,
-	MPT__POOL_IDLE = 8,
-	MPT__POOL_FINE_BIT = 12, /* 1 MB of grains */
+	MPT__POOL_REACH = sizeof(void *) > 4 ? 2 : 16, /* classes above its own that serve, too */
+	MPT__POOL_MOVES = 64,
+	MPT__POOL_FINE_BIT = 9, /* 128 KB of grains */
 	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
@@ -21607,6 +21621,9 @@ static void *mpt__device_try(mpt_context *ctx, int64_t bytes) {
 	if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
 	base->memory.allocations++;
 	void *pointer = ctx->backend.allocate(ctx->backend.self, (size_t)bytes);
+#ifndef MPTRAIN_NO_FRUGAL
+	if (mpt__is_dry(base)) pointer = (void *)(intptr_t)(ctx->dry_end += bytes);
+#endif
 	if (pointer) base->memory.held += bytes;
 	return pointer;
 }
@@ -21678,9 +21695,126 @@ static void mpt__storage_spare(mpt_context *ctx, uint32_t id) {
 	ctx->free_storage = id;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__in_extents(size_class) false
+#define mpt__extent_give(ctx, data) ((void)0)
+#define mpt__extent_take(ctx, bytes, kind) NULL
+#define mpt__extents_trim(ctx, bytes) ((void)0)
+#else
+/* ==== Large memory ====
+ *
+ * What an activation leaves must serve smaller ones without waste, and whole again a larger one:
+ * so it is cut to size, and idle neighbours become one. What lies where depends on the order of
+ * requests, not on addresses: a dry run finds the same. */
+
+static MPT__INLINE bool mpt__in_extents(int size_class) {
+	return MPT__POOL_HAS_FINE && size_class >= MPT__POOL_FINE;
+}
+
+/* There is room for one more. */
+static mpt__extent *mpt__extent_insert(mpt_context *ctx, int64_t at, char *data, int64_t bytes) {
+	mpt__extent *extent = &ctx->extents[at];
+	memmove(extent + 1, extent, (size_t)(ctx->extent_count++ - at) * sizeof *extent);
+	extent->data = data, extent->bytes = bytes;
+	extent->idle = extent->first = false;
+	return extent;
+}
+
+static void mpt__extent_remove(mpt_context *ctx, int64_t at) {
+	mpt__extent *extent = &ctx->extents[at];
+	memmove(extent, extent + 1, (size_t)(--ctx->extent_count - at) * sizeof *extent);
+}
+
+/* Extent `at` and the next become one, if they can. */
+static void mpt__extent_join(mpt_context *ctx, int64_t at) {
+	if (at < 0 || at + 1 >= ctx->extent_count) return;
+	mpt__extent *extent = &ctx->extents[at];
+	if (!extent->idle || !extent[1].idle || extent[1].first) return;
+	extent->bytes += extent[1].bytes;
+	mpt__extent_remove(ctx, at + 1);
+}
+
+static void mpt__extent_give(mpt_context *ctx, const void *data) {
+	int64_t at = 0;
+	while (ctx->extents[at].data != data) at++;
+	ctx->extents[at].idle = true;
+	mpt__extent_join(ctx, at);
+	mpt__extent_join(ctx, at - 1);
+}
+
+/* Rows whose memory is idle give it up: what fits a row exactly was found before. */
+static void mpt__extents_gather(mpt_context *ctx) {
+	for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
+		for (uint32_t id; (id = ctx->idle[i]) != 0;) {
+			ctx->idle[i] = ctx->storages[id].next_free;
+			mpt__extent_give(ctx, ctx->data[id]);
+			ctx->data[id] = NULL;
+			mpt__storage_spare(ctx, id);
+		}
+}
+
+/* Whether it is all of its allocation. */
+static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent) {
+	return extent->first &&
+		(extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);
+}
+
+/* Gives allocations back that are idle as a whole, the oldest first, until that many bytes are. */
+static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
+	mpt__extents_gather(ctx);
+	for (int64_t at = 0; at < ctx->extent_count && bytes > 0;) {
+		const mpt__extent extent = ctx->extents[at++];
+		if (!extent.idle || !mpt__extent_whole(ctx, &ctx->extents[at - 1])) continue;
+		mpt__extent_remove(ctx, --at);
+		mpt__device_free(ctx, extent.data, extent.bytes);
+		bytes -= extent.bytes;
+	}
+}
+
+/* The idle one to cut: what is cut already goes before what is whole, then small before large. */
+static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
+	mpt__extent *best = NULL;
+	bool best_whole = true;
+	for (mpt__extent *e = ctx->extents; e < ctx->extents + ctx->extent_count; e++) {
+		const bool whole = e->bytes > bytes && mpt__extent_whole(ctx, e);
+		if (!e->idle || e->bytes < bytes) continue;
+		if (best && (whole == best_whole ? e->bytes >= best->bytes : whole)) continue;
+		best = e, best_whole = whole;
+	}
+	return best;
+}
+
+/* Idle allocations that are too small make way for a larger one, but so often only while no more
+   is in use than before: a training that repeats itself comes to rest. */
+static void mpt__extents_make_way(mpt_context *ctx, int64_t bytes) {
+	const int64_t peak = ctx->base.memory.total_peak;
+	if (ctx->extents_peak != peak) ctx->extents_peak = peak, ctx->extents_moved = 0;
+	if (ctx->extents_moved++ < MPT__POOL_MOVES) mpt__extents_trim(ctx, bytes);
+}
+
+static void *mpt__extent_take(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind) {
+	if (!mpt__room(ctx, ctx->extents, ctx->extent_capacity, ctx->extent_count + 1)) return NULL;
+	mpt__extents_gather(ctx);
+	mpt__extent *best = mpt__extent_best(ctx, bytes);
+	if (!best) {
+		mpt__extents_make_way(ctx, bytes);
+		char *data = (char *)mpt__device_new(ctx, bytes, kind);
+		if (data) mpt__extent_insert(ctx, ctx->extent_count, data, bytes)->first = true;
+		return data;
+	}
+	best->idle = false;
+	if (best->bytes > bytes)
+		mpt__extent_insert(ctx, best - ctx->extents + 1, best->data + bytes, best->bytes - bytes)
+			->idle = true;
+	best->bytes = bytes;
+	return best->data;
+}
+#endif
+
 /* Gives idle memory back. */
 static void mpt__pool_trim(mpt_context *ctx) {
 	mpt__workspace_free(ctx);
+	mpt__extents_trim(ctx, INT64_MAX);
 	for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
 		uint32_t id = ctx->idle[i];
 		for (uint32_t next; id; id = next) {
@@ -21725,18 +21859,15 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 	if (!id) return 0;
 	ctx->storages[id].size_class = (uint16_t)size_class;
 	ctx->storages[id].held = mpt__class_bytes(size_class);
-	ctx->data[id] = mpt__device_new(ctx, mpt__class_bytes(size_class), kind);
+	const int64_t bytes = mpt__class_bytes(size_class);
+	ctx->data[id] = mpt__in_extents(size_class) ? mpt__extent_take(ctx, bytes, kind)
+											   : mpt__device_new(ctx, bytes, kind);
 	if (!ctx->data[id]) mpt__storage_spare(ctx, id);
 	return ctx->data[id] ? id : 0;
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
-	const mpt_memory_stats *memory = &ctx->base.memory;
-	const bool few = MPT__POOL_HAS_FINE &&
-		memory->held - memory->total_current <= memory->total_peak / MPT__POOL_IDLE;
-	int reach = ctx->pool_reach;
-	if ((few || mpt__recomputes(ctx)) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
-	if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
+	const int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
 	for (int i = wanted + 1; i <= wanted + reach; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);
@@ -21768,7 +21899,10 @@ static void *mpt__pool_take(
 static void mpt__pool_give(mpt_context *ctx, void *pointer, int size_class) {
 	uint32_t id = ctx->free_storage;
 	if (!id) {
-		mpt__device_free(ctx, pointer, mpt__class_bytes(size_class));
+		if (mpt__in_extents(size_class))
+			mpt__extent_give(ctx, pointer);
+		else
+			mpt__device_free(ctx, pointer, mpt__class_bytes(size_class));
 		return;
 	}
 	mpt__storage *storage = &ctx->storages[id];
@@ -23576,15 +23710,18 @@ enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more tha
 /* In backward: lets go of in[0], which came again and was read for the last time, before there is
    memory for its gradient. What came for this call alone, the call that made it holds, too. */
 static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
-	mpt__tensor *tensor = record->in[0];
-	mpt__record *from = tensor->record;
+	mpt__tensor *tensor = record->in[0], *whole = tensor;
 	if (!record->n_saved || record->saved[0] != tensor) return;
 	record->saved[0] = NULL;
 	tensor->saves--;
-	if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
-		from->saved[from->n_saved - 1] == tensor) {
+	while (whole->record && whole->record->repeats == MPT__REPEATS_VIEW && whole->nodes == 1)
+		whole = whole->record->in[0];
+	mpt__record *from = whole->record;
+	if (from && from->repeats == MPT__REPEATS && whole->nodes == 1 && from->n_saved > 0 &&
+		from->saved[from->n_saved - 1] == whole) {
 		from->n_saved--;
-		tensor->saves--;
+		whole->saves--;
+		if (whole != tensor && !whole->saves) mpt__tensor_settle(ctx, whole);
 	}
 	if (!tensor->saves) mpt__tensor_settle(ctx, tensor);
 }
@@ -41577,10 +41714,19 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
 }
 #endif
 
+static MPT__NOINLINE bool mpt__unseen_between(
+	mpt_context *ctx, const mpt__module *module, int64_t i) {
+	for (int64_t k = i - 1; k <= i; k++) {
+		const mpt__module *child = mpt__module_slot(ctx, module->children[k].slot);
+		if (child->child_count > 0 || mpt__looked_at(child)) return false;
+	}
+	return true;
+}
+
 /* Children in order. A linear layer takes an activation that follows it into its own call, a batch
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
-   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
-   a handle of it by. From child *at on to about `end`; *at is then the next one. */
+   given up as soon as the next one has it, unless a user's forward or hook in one of the two may
+   have put a handle of it by. From child *at on to about `end`; *at is then the next one. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
 	mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
 	mpt__tensor *now = x;
@@ -41600,8 +41746,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
 				activation = (mpt_activation)mpt__layer_rows[next->layer].activation;
 		}
 		mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
+		if (now != x && now != out && (!watched || mpt__unseen_between(ctx, module, i)))
+			mpt__tensor_drop(ctx, now);
 		if (activation != MPT_ACTIVATION_NONE) i++;
-		if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
 		now = out;
 	}
 	*at = i;
@@ -44527,11 +44674,7 @@ MPT__END_ABSENT
    error. */
 static mpt__tensor *mpt__fp8_cast(mpt_context *ctx, const mpt__tensor *x, mpt_dtype dtype,
 	mpt__fp8_way way, const mpt__tensor *state, int row, bool watched) {
-	/* Codes are kept: not in the memory of widened numbers before them, of four times their
-	   size. */
-	ctx->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
 	mpt__tensor *out = mpt__tensor_new(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
-	ctx->pool_reach = MPT__POOL_REACH;
 	if (!out) return NULL;
 	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FP8_SCALE);
 	int64_t count = mpt__tensor_numel(x);
@@ -53869,16 +54012,8 @@ mpt_status mpt_step_slice(
 #endif /* MPTRAIN_NO_GRAPH */
 
 /* ----
- * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
+ * watch/check.c: what tensors hold, and what could differ from run to run.
  * ---- */
-
-mpt_gradcheck_config mpt_gradcheck_config_default(void) {
-	mpt_gradcheck_config config;
-	config.step = 1e-2;
-	config.rtol = 1e-2;
-	config.atol = 1e-3;
-	return config;
-}
 
 #ifdef MPTRAIN_NO_WATCH
 
@@ -53903,11 +54038,6 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
 	mpt__text_make(text, size);
 	mpt__watch_missing(module.context, "mpt_histograms");
 	return 0;
-}
-
-mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
-	int n_in, const mpt_gradcheck_config *config) {
-	return mpt__watch_missing(ctx, "mpt_gradcheck");
 }
 
 size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
@@ -54096,132 +54226,6 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
 	}
 	mpt__write_text(&out, "\n");
 	return out.length;
-}
-
-/* ==== Gradients against small changes ==== */
-
-enum { MPT__CHECK_INPUTS = 8 };
-
-typedef struct {
-	mpt_context *context;
-	mpt_check_fn fn;
-	void *user;
-	mpt_gradcheck_config config;
-	mpt_tensor in[MPT__CHECK_INPUTS];
-	int n_in;
-} mpt__gradcheck;
-
-/* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
-static float mpt__check_weight(int64_t i) {
-	return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
-}
-
-/* The weighted sum of fn's output; NaN on error. */
-static double mpt__check_value(mpt__gradcheck *check) {
-	mpt_context *ctx = check->context;
-	size_t bytes;
-	double sum = 0.0;
-	mpt_scope_begin(ctx);
-	mpt_no_grad_begin(ctx);
-	mpt_tensor out = check->fn(ctx, check->user, check->in, check->n_in);
-	const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-	float *values = found ? mpt__host_values(ctx, found, &bytes) : NULL;
-	for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
-		sum += (double)values[i] * (double)mpt__check_weight(i);
-	if (values) mpt__host_free(ctx, values, bytes);
-	mpt_no_grad_end(ctx);
-	mpt_scope_end(ctx);
-	return mpt__ok(ctx) ? sum : MPT__NAN_F64;
-}
-
-/* Leaves of the inputs' values, and one backward pass from the function of them. */
-static mpt_status mpt__check_backward(mpt__gradcheck *check) {
-	mpt_context *ctx = check->context;
-	size_t bytes;
-	for (int i = 0; i < check->n_in; i++)
-		if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
-	mpt_tensor out = check->fn(ctx, check->user, check->in, check->n_in);
-	const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-	float *weights = found ? mpt__host_values(ctx, found, &bytes) : NULL;
-	if (!weights) return ctx->base.status;
-	mpt_shape shape = found->shape;
-	mpt_dtype dtype = (mpt_dtype)found->dtype;
-	for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
-	mpt_tensor upstream = mpt_from(ctx, MPT_F32, shape, weights);
-	mpt__host_free(ctx, weights, bytes);
-	return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
-}
-
-/* Every slope by elements of input `i`. */
-static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
-	mpt_context *ctx = check->context;
-	size_t bytes = 0, slope_bytes = 0;
-	mpt_tensor leaf = check->in[i];
-	const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
-	if (!found) return ctx->base.status;
-	mpt_shape shape = found->shape;
-	float *values = mpt__host_values(ctx, found, &bytes), *slopes = NULL;
-	if (values && mpt_has_grad(leaf))
-		slopes = mpt__host_values(ctx, mpt__live(ctx, mpt_grad(leaf)), &slope_bytes);
-	for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
-		float value = values[k];
-		double side[2], at[2];
-		for (int s = 0; s < 2; s++) {
-			values[k] = (float)((double)value +
-				(s ? 1.0 : -1.0) * check->config.step *
-					(value > 1 || value < -1 ? (double)value : 1.0));
-			at[s] = (double)values[k];
-			check->in[i] = mpt_from(ctx, MPT_F32, shape, values);
-			side[s] = mpt__check_value(check);
-			mpt_release(check->in[i]);
-		}
-		values[k] = value;
-		double expected = (side[1] - side[0]) / (at[1] - at[0]);
-		double got = slopes ? (double)slopes[k] : 0.0;
-		double off = got > expected ? got - expected : expected - got;
-		double size = expected < 0 ? -expected : expected;
-		if (!mpt__ok(ctx)) break;
-		if (off <= check->config.atol + check->config.rtol * size) continue;
-		mpt__enter(ctx, "mpt_gradcheck");
-		mpt__error(ctx, NUMERIC,
-			"input %d, element %lld: backward gives %g, small changes of the input give %g", i, k,
-			got, expected);
-		break;
-	}
-	check->in[i] = leaf;
-	mpt__host_free(ctx, slopes, slope_bytes);
-	mpt__host_free(ctx, values, bytes);
-	return ctx->base.status;
-}
-
-mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
-	int n_in, const mpt_gradcheck_config *config) {
-	MPT__PLAIN_FLOATS;
-	mpt__gradcheck check;
-	if (!mpt__enter(ctx, "mpt_gradcheck")) return mpt__status_of(ctx);
-	check.context = ctx, check.fn = fn, check.user = user, check.n_in = n_in;
-	check.config = config ? *config : mpt_gradcheck_config_default();
-	if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
-		return mpt__error(ctx, ARGUMENT,
-			"expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
-			(int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
-	mpt_scope_begin(ctx);
-	for (int i = 0; i < n_in; i++) {
-		mpt__enter(ctx, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
-		const mpt__tensor *input = mpt__at(ctx, in[i], "an input");
-		if (!input) break;
-		if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
-			mpt__error(ctx, DTYPE,
-				"input %d is %D: small changes need fp32; mpt_cast it inside the function", i,
-				input->dtype);
-		check.in[i] = mpt_clone(mpt_detach(in[i]));
-	}
-	mpt_status status = ctx->base.status;
-	if (status == MPT_OK) status = mpt__check_backward(&check);
-	for (int i = 0; i < n_in && status == MPT_OK; i++)
-		if (mpt_get_dtype(check.in[i]) == MPT_F32) status = mpt__check_input(&check, i);
-	mpt_scope_end(ctx);
-	return status;
 }
 
 /* ==== What could differ ==== */
@@ -54575,8 +54579,9 @@ mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
 /* ----
  * watch/absent.c: what stands for mptrain_watch.h where it is not: calls that say so.
  *
- * mptrain_watch.h holds the profiler, flight logs and traces of nets. Few programs use them, and
- * with them the library takes a tenth longer to compile: who wants them defines MPTRAIN_WATCH.
+ * mptrain_watch.h holds the profiler, flight logs, gradient checks and traces of nets. Few programs
+ * use them, and with them the library takes a tenth longer to compile: who wants them defines
+ * MPTRAIN_WATCH.
  * ---- */
 
 /* ==== Settings, with it and without ==== */
@@ -54584,6 +54589,14 @@ mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
 mpt_profile_config mpt_profile_config_default(void) {
 	mpt_profile_config config;
 	mpt__zero(config);
+	return config;
+}
+
+mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+	mpt_gradcheck_config config;
+	config.step = 1e-2;
+	config.rtol = 1e-2;
+	config.atol = 1e-3;
 	return config;
 }
 
@@ -54657,7 +54670,12 @@ mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
 	return mpt__unwatched(ctx, "mpt_flight_begin");
 }
 
-/* ==== Traces ==== */
+/* ==== Gradient checks, traces ==== */
+
+mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
+	int n_in, const mpt_gradcheck_config *config) {
+	return mpt__unwatched(ctx, "mpt_gradcheck");
+}
 
 static void mpt__graph_end(mpt_context *ctx, void *object) {}
 
@@ -54822,9 +54840,9 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *ctx) {
-	ctx->pool_reach = MPT__POOL_REACH;
 	ctx->checks = ctx->config.debug;
 	ctx->ops = mpt__op_rows;
+	ctx->pool_reach = MPT__POOL_REACH;
 	ctx->base.module = mpt__path_now;
 	ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
 #ifndef MPTRAIN_NO_FRUGAL
@@ -54925,6 +54943,9 @@ static void mpt__destroy_tables(mpt_context *ctx) {
 	}
 #endif
 	mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
+#ifndef MPTRAIN_NO_FRUGAL
+	mpt__room_free(ctx, ctx->extents, ctx->extent_capacity);
+#endif
 	mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
 	mpt__room_free(ctx, ctx->data, ctx->data_capacity);
 	mpt__room_free(ctx, ctx->shares, ctx->share_capacity);

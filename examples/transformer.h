@@ -26,14 +26,23 @@ static inline mpt_module layer_norm(mpt_context *ctx, int64_t width, double eps)
     return mpt_nn_layer_norm(ctx, MPT_SHAPE(width), &config);
 }
 
+/* What lies between the two ends here. */
+static inline mpt_tensor run_branch(mpt_module self, const char *norm, const char *child,
+                                    mpt_tensor x) {
+    mpt_scope_begin(self.context);
+    mpt_tensor y = run_child(self, child, run_child(self, norm, x));
+    mpt_scope_return(self.context, &y, 1);
+    return y;
+}
+
 static inline mpt_status transformer_block_forward(mpt_module self, void *user,
                                                    const mpt_tensor *in, int n_in, mpt_tensor *out,
                                                    int n_out) {
     const transformer_kind *kind = (const transformer_kind *)user;
     (void)n_in;
     mpt_scope_begin(self.context);
-    mpt_tensor x = mpt_add(in[0], run_child(self, kind->attention, run_child(self, "ln_1", in[0])));
-    out[0] = mpt_add(x, run_child(self, "mlp", run_child(self, "ln_2", x)));
+    mpt_tensor x = mpt_add(in[0], run_branch(self, "ln_1", kind->attention, in[0]));
+    out[0] = mpt_add(x, run_branch(self, "ln_2", "mlp", x));
     return mpt_scope_return(self.context, out, n_out);
 }
 

@@ -15,18 +15,26 @@ typedef struct vit_shape {
     double dropout;
 } vit_shape;
 
-/* One token for each patch, in rows, and before them that of the class. `user` is the number of
- * blocks. */
-static inline mpt_status vit_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out) {
-    (void)n_in;
+/* One token for each patch, in rows, and before them that of the class. */
+static inline mpt_tensor vit_tokens(mpt_module self, mpt_tensor pictures) {
+    mpt_tensor tokens;
     mpt_scope_begin(self.context);
-    mpt_tensor x = run_child(self, "conv_proj", mpt_to_channels_last(in[0]));
+    mpt_tensor x = run_child(self, "conv_proj", mpt_to_channels_last(pictures));
     mpt_tensor class_token = mpt_parameter(self, "class_token");
     const mpt_shape patches = mpt_get_shape(x), token = mpt_get_shape(class_token);
     x = mpt_transpose(mpt_flatten(x, 2, 3), 1, 2);
     mpt_tensor parts[2] = {mpt_expand(class_token, MPT_SHAPE(patches.dim[0], 1, token.dim[2])), x};
-    x = mpt_add(mpt_cat(parts, 2, 1), mpt_parameter(self, "encoder.pos_embedding"));
+    tokens = mpt_add(mpt_cat(parts, 2, 1), mpt_parameter(self, "encoder.pos_embedding"));
+    mpt_scope_return(self.context, &tokens, 1);
+    return tokens;
+}
+
+/* `user` is the number of blocks. */
+static inline mpt_status vit_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out) {
+    (void)n_in;
+    mpt_scope_begin(self.context);
+    mpt_tensor x = vit_tokens(self, in[0]);
     for (int i = 0; i < *(const int *)user; i++) {
         char name[64];
         snprintf(name, sizeof name, "encoder.layers.encoder_layer_%d", i);

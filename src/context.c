@@ -149,9 +149,9 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *ctx) {
-    ctx->pool_reach = MPT__POOL_REACH;
     ctx->checks = ctx->config.debug;
     ctx->ops = mpt__op_rows;
+    ctx->pool_reach = MPT__POOL_REACH;
     ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
 #ifndef MPTRAIN_NO_FRUGAL
@@ -252,6 +252,9 @@ static void mpt__destroy_tables(mpt_context *ctx) {
     }
 #endif
     mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
+#ifndef MPTRAIN_NO_FRUGAL
+    mpt__room_free(ctx, ctx->extents, ctx->extent_capacity);
+#endif
     mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
     mpt__room_free(ctx, ctx->data, ctx->data_capacity);
     mpt__room_free(ctx, ctx->shares, ctx->share_capacity);

@@ -1,6 +1,7 @@
 /* ----
  * mptrain_watch.h: what looks at a training closely: the profiler (mpt_profile_begin), flight logs
- * (mpt_flight_begin) and the net as a graph (mpt_trace), with what each launch costs.
+ * (mpt_flight_begin), the net as a graph (mpt_trace), with what each launch costs, and gradients
+ * against small changes (mpt_gradcheck).
  *
  * It belongs to mptrain.h of the same version, which declares all of it and includes it by name.
  * Put it where the compiler finds it and define MPTRAIN_WATCH where MPTRAIN_IMPLEMENTATION is:
@@ -21,5 +22,6 @@
 #include "watch/profile.c"
 #include "watch/flight.c"
 #include "watch/trace.c"
+#include "watch/gradcheck.c"
 
 #endif

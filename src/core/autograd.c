@@ -95,15 +95,18 @@ enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more tha
 /* In backward: lets go of in[0], which came again and was read for the last time, before there is
    memory for its gradient. What came for this call alone, the call that made it holds, too. */
 static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
-    mpt__tensor *tensor = record->in[0];
-    mpt__record *from = tensor->record;
+    mpt__tensor *tensor = record->in[0], *whole = tensor;
     if (!record->n_saved || record->saved[0] != tensor) return;
     record->saved[0] = NULL;
     tensor->saves--;
-    if (from && from->repeats == MPT__REPEATS && tensor->nodes == 1 && from->n_saved > 0 &&
-        from->saved[from->n_saved - 1] == tensor) {
+    while (whole->record && whole->record->repeats == MPT__REPEATS_VIEW && whole->nodes == 1)
+        whole = whole->record->in[0];
+    mpt__record *from = whole->record;
+    if (from && from->repeats == MPT__REPEATS && whole->nodes == 1 && from->n_saved > 0 &&
+        from->saved[from->n_saved - 1] == whole) {
         from->n_saved--;
-        tensor->saves--;
+        whole->saves--;
+        if (whole != tensor && !whole->saves) mpt__tensor_settle(ctx, whole);
     }
     if (!tensor->saves) mpt__tensor_settle(ctx, tensor);
 }

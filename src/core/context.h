@@ -38,6 +38,16 @@ typedef struct {
 #endif
 } mpt__storage;
 
+#ifndef MPTRAIN_NO_FRUGAL
+/* A part of the large memory of the pool. Neighbours of one allocation stand side by side. */
+typedef struct {
+    char *data;
+    int64_t bytes;
+    bool idle;
+    bool first; /* of its allocation */
+} mpt__extent;
+#endif
+
 /* Memory that several contexts have (core/share.c), and the storage that it is in one. */
 typedef struct mpt__shared mpt__shared;
 typedef struct {
@@ -366,8 +376,8 @@ typedef struct {
 
 /* ==== Context ==== */
 
-/* 1456 or 424 hold all that an int64_t counts; four or one times MPT__POOL_REACH behind them. */
-#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1520 : 440)
+/* 1528 or 424 hold all that an int64_t counts; MPT__POOL_REACH behind them. */
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1530 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
@@ -447,7 +457,13 @@ struct mpt_context {
     int64_t storage_count, storage_capacity, data_capacity;
     uint32_t free_storage, recorded_free_storage;
     uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
-    int pool_reach; /* classes above its own from which a storage may come: MPT__POOL_REACH, or 0 */
+    int pool_reach; /* classes above its own from which a storage may come */
+#ifndef MPTRAIN_NO_FRUGAL
+    mpt__extent *extents; /* allocations in the order in which they were made */
+    int64_t extent_count, extent_capacity;
+    int64_t extents_peak, extents_moved; /* what mpt__extents_make_way did at that peak */
+    int64_t dry_end; /* where the memory of a dry context ends so far */
+#endif
     void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;

@@ -146,19 +146,15 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  *
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
- * an eighth; from 1 MB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
- * its own class and requests down to a quarter of its size. But what is made may stay until
- * backward and waste what it does not fill: so while less than an eighth of the most that was in
- * use is idle, and in regions of mpt_recompute_begin always, idle memory serves only what fills
- * most of it. Batches of varying size hold more than the largest needs: 300 random ones, down to
- * half of it, 1.1 to 2.0 times the peak in use, and down to an eighth 1.2 to 3.1 times. */
+ * an eighth; from 128 KB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
+ * its own class and what fills most of it, as what is made may stay until backward; where pointers
+ * have 32 bits, requests down to a quarter of its size. From 128 KB on it is cut to size. */
 
 enum {
     MPT__POOL_GRAIN = 256,
-    MPT__POOL_REACH = 16,
-    MPT__POOL_NEAR = 2,
-    MPT__POOL_IDLE = 8,
-    MPT__POOL_FINE_BIT = 12, /* 1 MB of grains */
+    MPT__POOL_REACH = sizeof(void *) > 4 ? 2 : 16, /* classes above its own that serve, too */
+    MPT__POOL_MOVES = 64,
+    MPT__POOL_FINE_BIT = 9, /* 128 KB of grains */
     MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
@@ -192,6 +188,9 @@ static void *mpt__device_try(mpt_context *ctx, int64_t bytes) {
     if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
     base->memory.allocations++;
     void *pointer = ctx->backend.allocate(ctx->backend.self, (size_t)bytes);
+#ifndef MPTRAIN_NO_FRUGAL
+    if (mpt__is_dry(base)) pointer = (void *)(intptr_t)(ctx->dry_end += bytes);
+#endif
     if (pointer) base->memory.held += bytes;
     return pointer;
 }
@@ -263,9 +262,126 @@ static void mpt__storage_spare(mpt_context *ctx, uint32_t id) {
     ctx->free_storage = id;
 }
 
+#ifdef MPTRAIN_NO_FRUGAL
+#define mpt__in_extents(size_class) false
+#define mpt__extent_give(ctx, data) ((void)0)
+#define mpt__extent_take(ctx, bytes, kind) NULL
+#define mpt__extents_trim(ctx, bytes) ((void)0)
+#else
+/* ==== Large memory ====
+ *
+ * What an activation leaves must serve smaller ones without waste, and whole again a larger one:
+ * so it is cut to size, and idle neighbours become one. What lies where depends on the order of
+ * requests, not on addresses: a dry run finds the same. */
+
+static MPT__INLINE bool mpt__in_extents(int size_class) {
+    return MPT__POOL_HAS_FINE && size_class >= MPT__POOL_FINE;
+}
+
+/* There is room for one more. */
+static mpt__extent *mpt__extent_insert(mpt_context *ctx, int64_t at, char *data, int64_t bytes) {
+    mpt__extent *extent = &ctx->extents[at];
+    memmove(extent + 1, extent, (size_t)(ctx->extent_count++ - at) * sizeof *extent);
+    extent->data = data, extent->bytes = bytes;
+    extent->idle = extent->first = false;
+    return extent;
+}
+
+static void mpt__extent_remove(mpt_context *ctx, int64_t at) {
+    mpt__extent *extent = &ctx->extents[at];
+    memmove(extent, extent + 1, (size_t)(--ctx->extent_count - at) * sizeof *extent);
+}
+
+/* Extent `at` and the next become one, if they can. */
+static void mpt__extent_join(mpt_context *ctx, int64_t at) {
+    if (at < 0 || at + 1 >= ctx->extent_count) return;
+    mpt__extent *extent = &ctx->extents[at];
+    if (!extent->idle || !extent[1].idle || extent[1].first) return;
+    extent->bytes += extent[1].bytes;
+    mpt__extent_remove(ctx, at + 1);
+}
+
+static void mpt__extent_give(mpt_context *ctx, const void *data) {
+    int64_t at = 0;
+    while (ctx->extents[at].data != data) at++;
+    ctx->extents[at].idle = true;
+    mpt__extent_join(ctx, at);
+    mpt__extent_join(ctx, at - 1);
+}
+
+/* Rows whose memory is idle give it up: what fits a row exactly was found before. */
+static void mpt__extents_gather(mpt_context *ctx) {
+    for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
+        for (uint32_t id; (id = ctx->idle[i]) != 0;) {
+            ctx->idle[i] = ctx->storages[id].next_free;
+            mpt__extent_give(ctx, ctx->data[id]);
+            ctx->data[id] = NULL;
+            mpt__storage_spare(ctx, id);
+        }
+}
+
+/* Whether it is all of its allocation. */
+static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent) {
+    return extent->first &&
+        (extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);
+}
+
+/* Gives allocations back that are idle as a whole, the oldest first, until that many bytes are. */
+static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
+    mpt__extents_gather(ctx);
+    for (int64_t at = 0; at < ctx->extent_count && bytes > 0;) {
+        const mpt__extent extent = ctx->extents[at++];
+        if (!extent.idle || !mpt__extent_whole(ctx, &ctx->extents[at - 1])) continue;
+        mpt__extent_remove(ctx, --at);
+        mpt__device_free(ctx, extent.data, extent.bytes);
+        bytes -= extent.bytes;
+    }
+}
+
+/* The idle one to cut: what is cut already goes before what is whole, then small before large. */
+static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
+    mpt__extent *best = NULL;
+    bool best_whole = true;
+    for (mpt__extent *e = ctx->extents; e < ctx->extents + ctx->extent_count; e++) {
+        const bool whole = e->bytes > bytes && mpt__extent_whole(ctx, e);
+        if (!e->idle || e->bytes < bytes) continue;
+        if (best && (whole == best_whole ? e->bytes >= best->bytes : whole)) continue;
+        best = e, best_whole = whole;
+    }
+    return best;
+}
+
+/* Idle allocations that are too small make way for a larger one, but so often only while no more
+   is in use than before: a training that repeats itself comes to rest. */
+static void mpt__extents_make_way(mpt_context *ctx, int64_t bytes) {
+    const int64_t peak = ctx->base.memory.total_peak;
+    if (ctx->extents_peak != peak) ctx->extents_peak = peak, ctx->extents_moved = 0;
+    if (ctx->extents_moved++ < MPT__POOL_MOVES) mpt__extents_trim(ctx, bytes);
+}
+
+static void *mpt__extent_take(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind) {
+    if (!mpt__room(ctx, ctx->extents, ctx->extent_capacity, ctx->extent_count + 1)) return NULL;
+    mpt__extents_gather(ctx);
+    mpt__extent *best = mpt__extent_best(ctx, bytes);
+    if (!best) {
+        mpt__extents_make_way(ctx, bytes);
+        char *data = (char *)mpt__device_new(ctx, bytes, kind);
+        if (data) mpt__extent_insert(ctx, ctx->extent_count, data, bytes)->first = true;
+        return data;
+    }
+    best->idle = false;
+    if (best->bytes > bytes)
+        mpt__extent_insert(ctx, best - ctx->extents + 1, best->data + bytes, best->bytes - bytes)
+            ->idle = true;
+    best->bytes = bytes;
+    return best->data;
+}
+#endif
+
 /* Gives idle memory back. */
 static void mpt__pool_trim(mpt_context *ctx) {
     mpt__workspace_free(ctx);
+    mpt__extents_trim(ctx, INT64_MAX);
     for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
         uint32_t id = ctx->idle[i];
         for (uint32_t next; id; id = next) {
@@ -310,18 +426,15 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
     if (!id) return 0;
     ctx->storages[id].size_class = (uint16_t)size_class;
     ctx->storages[id].held = mpt__class_bytes(size_class);
-    ctx->data[id] = mpt__device_new(ctx, mpt__class_bytes(size_class), kind);
+    const int64_t bytes = mpt__class_bytes(size_class);
+    ctx->data[id] = mpt__in_extents(size_class) ? mpt__extent_take(ctx, bytes, kind)
+                                               : mpt__device_new(ctx, bytes, kind);
     if (!ctx->data[id]) mpt__storage_spare(ctx, id);
     return ctx->data[id] ? id : 0;
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
-    const mpt_memory_stats *memory = &ctx->base.memory;
-    const bool few = MPT__POOL_HAS_FINE &&
-        memory->held - memory->total_current <= memory->total_peak / MPT__POOL_IDLE;
-    int reach = ctx->pool_reach;
-    if ((few || mpt__recomputes(ctx)) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
-    if (MPT__POOL_HAS_FINE && wanted >= MPT__POOL_FINE) reach *= 4;
+    const int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
     return mpt__idle_new(ctx, wanted, kind);
@@ -353,7 +466,10 @@ static void *mpt__pool_take(
 static void mpt__pool_give(mpt_context *ctx, void *pointer, int size_class) {
     uint32_t id = ctx->free_storage;
     if (!id) {
-        mpt__device_free(ctx, pointer, mpt__class_bytes(size_class));
+        if (mpt__in_extents(size_class))
+            mpt__extent_give(ctx, pointer);
+        else
+            mpt__device_free(ctx, pointer, mpt__class_bytes(size_class));
         return;
     }
     mpt__storage *storage = &ctx->storages[id];

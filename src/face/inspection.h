@@ -218,9 +218,10 @@ typedef struct mpt_scores {
 } mpt_scores;
 MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which);
 
-/* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
-   module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
-   Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names the first element. */
+/* With MPTRAIN_WATCH: whether backward agrees with small changes of each element of each fp32
+   input, as for an op or a module of yours. `fn` computes any tensor from the inputs, the same in
+   each call: no dropout. Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names
+   the first element. */
 typedef mpt_tensor (*mpt_check_fn)(
     mpt_context *context, void *user, const mpt_tensor *in, int n_in);
 typedef struct mpt_gradcheck_config {

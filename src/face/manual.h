@@ -116,12 +116,12 @@ that differs between them.
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
-    MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
+    MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_categorical,
                          mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
                          mpt_hook_forward, mpt_hook_backward, mpt_share_module, MPTRAIN_WATCH
-    MPTRAIN_WATCH        with the profiler, flight logs and mpt_trace: they stand in a file of their
-                         own, tools/mptrain_watch.h, which has to be found by the compiler
+    MPTRAIN_WATCH        with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
+                         tools/mptrain_watch.h, which has to be found by the compiler
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -502,8 +502,9 @@ which; mpt_gradcheck tests an op of yours; mpt_determinism says what could diffe
 mpt_flight_begin keeps a log of what every step was; where a run went otherwise than it should have,
 by a bit that flipped in memory, say, mpt_flight_replay of that log, called before the same program
 trains again from its last checkpoint, names the step and the op.
-mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP. These two and
-the profiler stand in tools/mptrain_watch.h: define MPTRAIN_WATCH where the implementation is.
+mpt_trace gives what a net computes as a graph of ops, with shapes, dtypes and FLOP. These two,
+mpt_gradcheck and the profiler stand in tools/mptrain_watch.h: define MPTRAIN_WATCH where the
+implementation is.
 tools/mptrain_tools.h, one more header, leaves files about a training: for TensorBoard, as CSV and
 as JSON lines; mpt_fit_config.progress is where it hears of each step, with loss, rate, scale, norm
 of the gradients, speed and memory. MPT_ISA_NULL executes nothing and so measures what calls cost.

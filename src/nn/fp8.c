@@ -36,11 +36,7 @@ MPT__END_ABSENT
    error. */
 static mpt__tensor *mpt__fp8_cast(mpt_context *ctx, const mpt__tensor *x, mpt_dtype dtype,
     mpt__fp8_way way, const mpt__tensor *state, int row, bool watched) {
-    /* Codes are kept: not in the memory of widened numbers before them, of four times their
-       size. */
-    ctx->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
     mpt__tensor *out = mpt__tensor_new(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
-    ctx->pool_reach = MPT__POOL_REACH;
     if (!out) return NULL;
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FP8_SCALE);
     int64_t count = mpt__tensor_numel(x);

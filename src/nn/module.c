@@ -890,10 +890,19 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(
 }
 #endif
 
+static MPT__NOINLINE bool mpt__unseen_between(
+    mpt_context *ctx, const mpt__module *module, int64_t i) {
+    for (int64_t k = i - 1; k <= i; k++) {
+        const mpt__module *child = mpt__module_slot(ctx, module->children[k].slot);
+        if (child->child_count > 0 || mpt__looked_at(child)) return false;
+    }
+    return true;
+}
+
 /* Children in order. A linear layer takes an activation that follows it into its own call, a batch
    norm and a convolution a relu, unless one of the two has a hook. What passes between children is
-   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
-   a handle of it by. From child *at on to about `end`; *at is then the next one. */
+   given up as soon as the next one has it, unless a user's forward or hook in one of the two may
+   have put a handle of it by. From child *at on to about `end`; *at is then the next one. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
     mpt_context *ctx, mpt__module *module, mpt__tensor *x, int64_t *at, int64_t end) {
     mpt__tensor *now = x;
@@ -913,8 +922,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__sequential_part(
                 activation = (mpt_activation)mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
+        if (now != x && now != out && (!watched || mpt__unseen_between(ctx, module, i)))
+            mpt__tensor_drop(ctx, now);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
         now = out;
     }
     *at = i;

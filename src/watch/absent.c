@@ -1,8 +1,9 @@
 /* ----
  * watch/absent.c: what stands for mptrain_watch.h where it is not: calls that say so.
  *
- * mptrain_watch.h holds the profiler, flight logs and traces of nets. Few programs use them, and
- * with them the library takes a tenth longer to compile: who wants them defines MPTRAIN_WATCH.
+ * mptrain_watch.h holds the profiler, flight logs, gradient checks and traces of nets. Few programs
+ * use them, and with them the library takes a tenth longer to compile: who wants them defines
+ * MPTRAIN_WATCH.
  * ---- */
 #ifndef MPT__WATCH_ABSENT_INCLUDED
 #define MPT__WATCH_ABSENT_INCLUDED
@@ -14,6 +15,14 @@
 mpt_profile_config mpt_profile_config_default(void) {
     mpt_profile_config config;
     mpt__zero(config);
+    return config;
+}
+
+mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+    mpt_gradcheck_config config;
+    config.step = 1e-2;
+    config.rtol = 1e-2;
+    config.atol = 1e-3;
     return config;
 }
 
@@ -87,7 +96,12 @@ mpt_status mpt_flight_end(mpt_context *ctx, mpt_flight_report *report) {
     return mpt__unwatched(ctx, "mpt_flight_begin");
 }
 
-/* ==== Traces ==== */
+/* ==== Gradient checks, traces ==== */
+
+mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
+    int n_in, const mpt_gradcheck_config *config) {
+    return mpt__unwatched(ctx, "mpt_gradcheck");
+}
 
 static void mpt__graph_end(mpt_context *ctx, void *object) {}
 
