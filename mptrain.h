@@ -2526,20 +2526,20 @@ typedef struct mpt_counters {
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
 
 /* The profiler (MPTRAIN_WATCH): what time goes into, with the FLOP and bytes of every launch, until
-   mpt_profile_end. Time is that of the config's clock; on a GPU each launch is waited for, so that
-   its time is its own, while a step as a whole takes longer. Gradients, weights and all other
-   numbers are those of a training without it. Steps do not allocate, but for the first one after a
-   module's first use. A captured step is told as the launches that it repeats, in which calls of
-   the same op next to each other count as one; one that runs as a CUDA graph is not told. */
+   mpt_profile_end. Time is that of the config's clock, on a GPU of CUDA's events; there each launch
+   is waited for, so that its time is its own, while a step as a whole takes longer. All numbers are
+   those of a training without it. Steps do not allocate, but for the first one after a module's
+   first use. A captured step is told as the launches that it repeats, in which calls of the same op
+   next to each other count as one; one that runs as a CUDA graph is told as one, "graph". */
 typedef struct mpt_profile_config {
-	int64_t spans;     /* 0; how many spans, of 64 bytes, are kept for mpt_profile_spans; 0: none */
+	int64_t spans;     /* 0; how many spans, of 72 bytes, are kept for mpt_profile_spans; 0: none */
 	double product[3]; /* 0: not known; the most FLOP a second in fp32, fp16 and bf16 .. */
 	double copy;       /* .. and bytes a second: what mpt_machine_measure, of the tools, finds */
 } mpt_profile_config;
 MPTRAIN_API mpt_profile_config mpt_profile_config_default(void);
 /* Begins; NULL: the defaults. What an earlier one has found is dropped. */
 MPTRAIN_API mpt_status mpt_profile_begin(mpt_context *context, const mpt_profile_config *config);
-/* Ends, if it has begun. What was found can be read until mpt_destroy, which frees it. */
+/* Ends, if it has begun. What was found stays until mpt_destroy. */
 MPTRAIN_API mpt_status mpt_profile_end(mpt_context *context);
 
 /* What launches go by: the op that they belong to, forward and backward apart; the module whose
@@ -2571,12 +2571,12 @@ typedef struct mpt_profile_total {
 	int64_t spans, left_out; /* kept, and more than there is room for */
 } mpt_profile_total;
 MPTRAIN_API mpt_profile_total mpt_get_profile_total(mpt_context *context);
-/* The same as text: what time went into, then a table of ops, one of modules and one of kernels, by
-   time, at most 24 rows each. Returns the length it needs; 0 on error. */
+/* The same as text, with tables of ops, modules and kernels, by time, at most 24 rows each. Returns
+   the length it needs; 0 on error. */
 MPTRAIN_API size_t mpt_profile_text(mpt_context *context, char *text, size_t size);
 
-/* A stretch of time. Those of thread 0, the calling one, lie within each other: step, modules by
-   their tree, op, launch; waits within a step or beside it. */
+/* A stretch of time. Those of thread 0 lie within each other: step, modules by their tree, op,
+   launch; waits within a step or beside it. */
 typedef enum mpt_span_kind {
 	MPT_SPAN_STEP = 0,
 	MPT_SPAN_MODULE, /* from the first launch in it to the last, as long as no other's turn came */
@@ -2592,10 +2592,10 @@ typedef struct mpt_profile_span {
 	int64_t step;
 	double start, seconds;                  /* since the profile began */
 	double flop, bytes_read, bytes_written; /* of the launches within */
+	int64_t memory; /* of a launch: all bytes in use behind it */
 } mpt_profile_span;
 /* Hands all spans to `each`, those around others before these, and returns how many; -1 on error.
-   Once there is room for no more, further ones are left out and counted. `each` does not call
-   mptrain. */
+   `each` does not call mptrain. */
 MPTRAIN_API int64_t mpt_profile_spans(mpt_context *context,
 	void (*each)(void *user, const mpt_profile_span *span), void *user);
 
@@ -4087,13 +4087,14 @@ typedef struct mpt__backend {
 	mpt_status (*graph_end)(void *self, void **graph);
 	mpt_status (*graph_run)(void *self, void *graph);
 	void (*graph_destroy)(void *self, void *graph);
+	double (*lap)(void *self); /* NULL, or waits: seconds of the device since the call before */
 	/* NULL: there is nothing to choose. `benchmark`: of each new kind of matrix product the fastest
 	   way is found by timing and kept; else the library's first choice is taken, so that every run
 	   gives the same bits. `tf32`: fp32 products may round their operands to TF32. */
 	void (*benchmark)(void *self, bool benchmark, bool tf32);
 	/* The choices as text: a line that names card and libraries, then one per kind of product,
-	   with the algorithm, its time and that of the library's first choice where it was timed.
-	   Returns the length; at most `capacity` bytes are written, the last one 0. */
+	   with the algorithm, and times where it was timed. Returns the length; at most `capacity`
+	   bytes are written, the last one 0. */
 	size_t (*benchmark_text)(void *self, char *text, size_t capacity);
 	/* Keeps the choices of such a text for products not timed yet. MPT_ERROR_UNSUPPORTED: it is
 	   from another card or other libraries; nothing of it is used. MPT_ERROR_FORMAT: what stands

@@ -65,7 +65,9 @@ static inline void watched_step(watched *w, const progress *bar) {
     p.eta_seconds = (double)(bar->epochs * bar->batches - bar->steps) / p.steps_per_second;
     p.lr = mpt_get_lr(w->optimizer, 0);
     p.memory = mpt_memory(ctx).total_current;
-    if (w->report && p.step == PROFILED) mpt_profile_begin(ctx, NULL);
+    mpt_profile_config profile = mpt_profile_config_default();
+    profile.spans = 20000; /* from which the report has memory over a step */
+    if (w->report && p.step == PROFILED) mpt_profile_begin(ctx, &profile);
     if (w->report && p.step == 2 * PROFILED) {
         mpt_profile_end(ctx);
         mpt_report_profile(w->report, ctx);

@@ -353,7 +353,7 @@ TEST(waiting_is_counted) {
 
 /* An event as it is read: times in nanoseconds. */
 typedef struct event {
-    char name[64], phase[8], category[16];
+    char name[64], phase[8], category[16], argument[64]; /* argument: one that is called name */
     int64_t start, length, thread;
     bool flop;
 } event;
@@ -399,6 +399,7 @@ static void read_member(event *e) {
             memset(&inner, 0, sizeof inner);
             read_member(&inner);
             e->flop = e->flop || inner.flop;
+            if (strcmp(key, "args") == 0) memcpy(e->argument, inner.name, sizeof inner.name);
             take(',');
         }
     } else if (at && *at == '"') {
@@ -415,7 +416,8 @@ static void read_member(event *e) {
     }
 }
 
-static event events[SPANS];
+enum { EVENTS = 2 * SPANS };
+static event events[EVENTS];
 
 /* The events of a trace, with its end seen; -1 where it is none. */
 static int read_trace(const char *path) {
@@ -438,7 +440,7 @@ static int read_trace(const char *path) {
                 memset(&e, 0, sizeof e);
                 if (!take('{')) at = NULL;
                 while (at && !take('}')) read_member(&e), take(',');
-                if (count < SPANS) events[count++] = e;
+                if (count < EVENTS) events[count++] = e;
                 take(',');
             }
         }
@@ -448,18 +450,47 @@ static int read_trace(const char *path) {
     return at && *at == 0 ? count : -1;
 }
 
-/* By nanoseconds, any two events of a row lie apart or one within the other. */
+/* By nanoseconds, any two events of a row lie apart or one within the other; in a row they are told
+   in the order in which they begin, those around others first, and so is the curve of memory. */
 static void check_nesting(int count) {
-    int64_t end[256][DEPTH];
+    int64_t end[256][DEPTH], last[256] = {0}, curve = 0;
     int depth[256] = {0};
     for (int i = 0; i < count; i++) {
         const event *e = &events[i];
+        if (e->phase[0] == 'C') {
+            CHECK(e->start >= curve && strcmp(e->name, "memory") == 0);
+            curve = e->start;
+        }
         if (e->phase[0] != 'X') continue;
+        CHECK(e->thread >= 0 && e->thread < 256 && e->length >= 0);
         if (e->thread < 0 || e->thread >= 256) continue;
+        CHECK(e->start >= last[e->thread]);
+        last[e->thread] = e->start;
         int *d = &depth[e->thread];
         while (*d > 0 && end[e->thread][*d - 1] <= e->start) --*d;
         CHECK(*d == 0 || e->start + e->length <= end[e->thread][*d - 1]);
         if (*d < DEPTH) end[e->thread][(*d)++] = e->start + e->length;
+    }
+}
+
+/* Workers of loaders have rows of their own, with nothing but batches in them, and each row has its
+   name before its first event, and once. */
+static void check_rows(int count) {
+    bool named[256] = {false};
+    for (int i = 0; i < count; i++) {
+        const event *e = &events[i];
+        char name[64];
+        CHECK((e->phase[0] == 'X' || e->phase[0] == 'M' || e->phase[0] == 'C') && !e->phase[1]);
+        REQUIRE(e->thread >= 0 && e->thread < 256);
+        if (strcmp(e->name, "thread_name") == 0) {
+            snprintf(name, sizeof name, "loader worker %d", (int)e->thread);
+            CHECK_EQ_STR(e->argument, e->thread ? name : "training");
+            CHECK(!named[e->thread]);
+            named[e->thread] = true;
+        } else if (e->phase[0] == 'X') {
+            CHECK(named[e->thread]);
+            CHECK((strcmp(e->category, "batch") == 0) == (e->thread > 0));
+        }
     }
 }
 
@@ -484,7 +515,9 @@ TEST(traces_are_json_and_nest) {
     CHECK_EQ_STR(why, "");
     const int count = read_trace(path);
     CHECK(count > total.spans);
+    CHECK(count < EVENTS);
     check_nesting(count);
+    check_rows(count);
     CHECK_EQ_INT(count_of(count, "step", 0), SAMPLES / BATCH);
     CHECK_EQ_INT(count_of(count, "wait", 0), SAMPLES / BATCH);
     CHECK_EQ_INT(count_of(count, "launch", 0), total.all.launches);
@@ -492,8 +525,8 @@ TEST(traces_are_json_and_nest) {
     CHECK(count_of(count, "batch", 1) > 0);
     int named = 0;
     for (int i = 0; i < count; i++) {
-        named += strcmp(events[i].name, "thread_name") == 0 || events[i].phase[0] == 'M';
-        CHECK(events[i].phase[0] == 'M' || events[i].flop == (events[i].category[0] != 'w' &&
+        named += events[i].phase[0] == 'M';
+        CHECK(events[i].phase[0] != 'X' || events[i].flop == (events[i].category[0] != 'w' &&
                                                events[i].category[0] != 'b'));
     }
     CHECK(named >= 3); /* the process, the training, a worker */

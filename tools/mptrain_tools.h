@@ -429,7 +429,7 @@ extern "C" {
  *
  * What mpt_profile_begin has kept, with a config that has room for spans, as a file that
  * ui.perfetto.dev and chrome://tracing show: steps, modules, ops and launches within each other,
- * waits for data, and the workers of loaders in rows of their own. */
+ * waits for data, the workers of loaders in rows of their own, and a curve of the memory in use. */
 
 /* Writes the file, in JSON, beside what is at `path` (UTF-8), which it replaces once it is whole: a
    full disk leaves what was there. MPT_ERROR_IO: it could not be written, and `why`, of `capacity`
@@ -485,9 +485,10 @@ extern "C" {
  *
  * One HTML file without references outside, light or dark as the reader's system is, that a phone
  * shows as well: how loss, accuracy, rate, scale, norms, speed and memory went, how weights and
- * gradients are spread, the first filters, confusions, the net drawn. It is rewritten while the
- * training runs, and a browser that shows it loads it anew until it is closed. However long a
- * training is, the file stays below 1 MB. */
+ * gradients are spread, the first filters, confusions, the net drawn. What a line or a distribution
+ * is under the pointer, or the finger, is told beside it. It is rewritten while the training runs,
+ * and a browser that shows it loads it anew until it is closed. However long a training is, the
+ * file stays below 1 MB. */
 
 typedef struct mpt_report mpt_report;
 
@@ -517,7 +518,8 @@ MPTRAIN_TOOLS_API mpt_status mpt_report_confusion(
 MPTRAIN_TOOLS_API mpt_status mpt_report_bars(mpt_report *report, const char *title,
 	const char *const *names, const double *values, int count, const char *unit);
 /* The time of a step by op, forward and backward apart, as mpt_profile_begin has found it in the
-   context so far: a panel of bars. */
+   context so far: a panel of bars. Of a profile with room for spans also the memory in use over its
+   last whole step, launch by launch. */
 MPTRAIN_TOOLS_API mpt_status mpt_report_profile(mpt_report *report, mpt_context *context);
 
 #ifdef __cplusplus
@@ -3442,6 +3444,12 @@ static void mpt__tools_trace_each(void *user, const mpt_profile_span *span) {
 		mpt__tools_trace_integer(trace, ",\"bytes_written\":", span->bytes_written);
 	}
 	mpt__tools_bytes_put_text(to, "}},\n");
+	if (span->kind == MPT_SPAN_LAUNCH) { /* a row with a curve */
+		mpt__tools_trace_time(
+			trace, "{\"name\":\"memory\",\"ph\":\"C\",\"pid\":1,\"ts\":", end);
+		mpt__tools_trace_integer(trace, ",\"args\":{\"bytes\":", (double)span->memory);
+		mpt__tools_bytes_put_text(to, "}},\n");
+	}
 	if (to->size > 1 << 16) trace->fine = mpt__tools_stream_flush(&trace->stream);
 }
 
@@ -3750,7 +3758,7 @@ mpt_status mpt_graph_dot(mpt_graph graph, const char *path) {
 	mpt__tools_bytes_put_text(&to,
 		"digraph net {\nnode [shape=box, fontname=\"sans-serif\", fontsize=11];\n"
 		"edge [fontname=\"sans-serif\", fontsize=9];\n"
-		"graph [fontname=\"sans-serif\", fontsize=10, color=gray, style=rounded];\n");
+		"graph [fontname=\"sans-serif\", fontsize=10, labeljust=l, color=gray, style=rounded];\n");
 	mpt__tools_dot_group(&to, graph, "", 0);
 	for (int i = 0; i < count; i++) {
 		const mpt_node *node = mpt_graph_node(graph, i);
@@ -3884,8 +3892,9 @@ mpt_status mpt_journal_graph(mpt_journal *journal, mpt_graph graph) {
  * tools/drawing.c: a traced net as a picture.
  *
  * A node's row is the longest way to it from an input, so that edges go down; its column is that of
- * the first node that it reads, or the next free one. An edge that passes rows by goes around, in a
- * lane of its own at the right. Frames are drawn around what a module computes.
+ * the first node that it reads, or the next free one. Of several that read the same, that one goes
+ * straight on from which the way to the end is longest. An edge that passes rows by goes around, in
+ * a lane of its own at the right of what it passes. Frames are drawn around what a module computes.
  * ---- */
 
 enum {
@@ -3901,11 +3910,14 @@ typedef struct {
 	const mpt_node *node;
 	int row, column; /* row -1: without a box */
 	int readers;     /* boxes that read it */
+	int height;      /* the longest way to a box that none reads */
+	int heir;        /* which box of the next row is below it, as it was read first; 0: none */
+	int next;        /* the box that is next to the right in its row, plus one; 0: none */
 } mpt__tools_box;
 
 /* An edge that passes rows by. */
 typedef struct {
-	int from, to, lane;
+	int from, to, lane, column; /* column: the last one that it passes */
 } mpt__tools_detour;
 
 typedef struct {
@@ -3949,17 +3961,51 @@ static void mpt__tools_drawing_rows(mpt__tools_drawing *d) {
 	}
 }
 
-/* `taken` has a place for each row: how many of its columns are, as a node takes the next one. */
-static void mpt__tools_drawing_columns(mpt__tools_drawing *d, int *taken) {
+/* Which of the boxes that read one first is below it. Box 0, which reads none, is nobody's. */
+static void mpt__tools_drawing_heirs(mpt__tools_drawing *d) {
+	for (int i = d->count; i-- > 0;)
+		for (int k = 0; k < d->boxes[i].node->inputs && d->boxes[i].row >= 0; k++) {
+			const int from = mpt__tools_box_before(d, i, k);
+			if (from >= 0 && d->boxes[from].height <= d->boxes[i].height)
+				d->boxes[from].height = d->boxes[i].height + 1;
+		}
+	for (int i = 0; i < d->count; i++) {
+		const mpt__tools_box *box = &d->boxes[i];
+		const int from =
+			box->row > 0 && box->node->inputs > 0 ? mpt__tools_box_before(d, i, 0) : -1;
+		if (from < 0 || box->row != d->boxes[from].row + 1) continue;
+		const int heir = d->boxes[from].heir;
+		if (heir == 0 || d->boxes[heir].height < box->height) d->boxes[from].heir = i;
+	}
+}
+
+/* `first` has a place for each row: its leftmost box, plus one. */
+static void mpt__tools_drawing_columns(mpt__tools_drawing *d, int *first) {
 	for (int i = 0; i < d->count; i++) {
 		mpt__tools_box *box = &d->boxes[i];
 		if (box->row < 0) continue;
 		const int from = box->node->inputs > 0 ? mpt__tools_box_before(d, i, 0) : -1;
-		const int wanted = from >= 0 ? d->boxes[from].column : 0;
-		box->column = wanted > taken[box->row] ? wanted : taken[box->row];
-		taken[box->row] = box->column + 1;
+		if (from >= 0) {
+			const int heir = d->boxes[from].heir;
+			box->column = d->boxes[from].column +
+				(heir && heir != i && d->boxes[heir].row == box->row);
+		}
+		int *link = &first[box->row];
+		for (; *link && d->boxes[*link - 1].column <= box->column; link = &d->boxes[*link - 1].next)
+			if (d->boxes[*link - 1].column == box->column) box->column++;
+		box->next = *link;
+		*link = i + 1;
 		if (box->column + 1 > d->columns) d->columns = box->column + 1;
 	}
+}
+
+/* The last column that has a box in these rows. */
+static int mpt__tools_drawing_reach(const mpt__tools_drawing *d, int top, int bottom) {
+	int reach = 0;
+	for (int i = 0; i < d->count; i++)
+		if (d->boxes[i].row >= top && d->boxes[i].row <= bottom && d->boxes[i].column > reach)
+			reach = d->boxes[i].column;
+	return reach;
 }
 
 /* Gives detours lanes, in which none meets another. */
@@ -3968,7 +4014,8 @@ static void mpt__tools_drawing_lanes(mpt__tools_drawing *d) {
 		for (int k = 0; k < d->boxes[i].node->inputs && d->boxes[i].row >= 0; k++) {
 			const int from = mpt__tools_box_before(d, i, k);
 			if (from < 0 || d->boxes[i].row - d->boxes[from].row < 2) continue;
-			mpt__tools_detour detour = {from, i, 0};
+			mpt__tools_detour detour = {from, i, 0,
+				mpt__tools_drawing_reach(d, d->boxes[from].row, d->boxes[i].row)};
 			for (int n = 0; n < d->detours; n++) {
 				const mpt__tools_detour *other = &d->detour[n];
 				if (other->lane != detour.lane || other->from == from ||
@@ -3993,12 +4040,13 @@ static bool mpt__tools_drawing_make(mpt__tools_drawing *d, mpt_graph graph) {
 	size_t inputs = 0;
 	mpt__tools_drawing_rows(d);
 	for (int i = 0; i < d->count; i++) inputs += (size_t)d->boxes[i].node->inputs;
-	int *taken = (int *)mpt__tools_allocate((size_t)d->rows * sizeof *taken);
+	int *first = (int *)mpt__tools_allocate((size_t)d->rows * sizeof *first);
 	d->detour = (mpt__tools_detour *)mpt__tools_allocate(inputs * sizeof *d->detour);
-	if (taken) mpt__tools_drawing_columns(d, taken);
+	mpt__tools_drawing_heirs(d);
+	if (first) mpt__tools_drawing_columns(d, first);
 	if (d->detour) mpt__tools_drawing_lanes(d);
-	const bool fine = taken && d->detour;
-	mpt__tools_release(taken);
+	const bool fine = first && d->detour;
+	mpt__tools_release(first);
 	return fine;
 }
 
@@ -4046,15 +4094,18 @@ static void mpt__tools_svg_box(mpt__tools_bytes *to, const mpt__tools_drawing *d
 	mpt__tools_note title = mpt__tools_note_begin(name, sizeof name);
 	mpt__tools_note_add(
 		&title, node->module[0] ? "%s  %s" : "%s%s", node->name, op ? node->module : "");
+	mpt__tools_put_format(to, "<g><title>");
+	mpt__tools_put_escaped(to, name);
 	mpt__tools_put_format(to,
-		"<g><title>%s</title><rect x=\"%lld\" y=\"%lld\" width=\"220\" height=\"50\" rx=\"%lld\" "
+		": %s</title><rect x=\"%lld\" y=\"%lld\" width=\"220\" height=\"50\" rx=\"%lld\" "
 		"class=\"%s\"/>\n",
 		result, (long long)x, (long long)y, op ? 6ll : 25ll,
 		node->kind == MPT_NODE_CONSTANT                            ? "mg-constant"
 			: op && mpt__tools_node_parameters(d->graph, node) > 0 ? "mg-layer"
 			: op                                                   ? "mg-op"
 																   : "mg-end");
-	mpt__tools_svg_text(to, middle, y + (more[0] ? 15 : 21), "mg-name", name, 34);
+	mpt__tools_svg_text(to, middle, y + (more[0] ? 15 : 21),
+		title.length > 27 ? "mg-name mg-long" : "mg-name", name, 32);
 	mpt__tools_svg_text(to, middle, y + (more[0] ? 30 : 38), "mg-text", result, 38);
 	mpt__tools_svg_text(to, middle, y + 44, "mg-text", more, 40);
 	mpt__tools_put_format(to, "</g>\n");
@@ -4077,12 +4128,12 @@ static void mpt__tools_svg_detour(
 	const mpt__tools_box *a = &d->boxes[detour->from], *b = &d->boxes[detour->to];
 	const long long x = mpt__tools_box_x(a) + 150, y = mpt__tools_box_y(a) + 50;
 	const long long u = mpt__tools_box_x(b) + 150, v = mpt__tools_box_y(b);
-	const long long lane = MPT__TOOLS_EDGE_OF_PICTURE + (d->columns - 1) * MPT__TOOLS_COLUMN +
+	const long long lane = MPT__TOOLS_EDGE_OF_PICTURE + detour->column * MPT__TOOLS_COLUMN +
 		MPT__TOOLS_BOX_WIDTH + 24 + detour->lane * MPT__TOOLS_LANE;
 	char shape[200];
 	mpt__tools_put_format(to,
-		"<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldv6q0 8 8 8H%lldq8 0 8 "
-		"8V%lldq0 8 -8 8H%lldq-8 0 -8 8v8\"/>\n",
+		"<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldv9q0 8 8 8H%lldq8 0 8 "
+		"8V%lldq0 8 -8 8H%lldq-8 0 -8 8v16\"/>\n",
 		x, y, lane - 8, v - 34, u + 8);
 	mpt__tools_note note = mpt__tools_note_begin(shape, sizeof shape);
 	mpt__tools_note_shape(&note, &a->node->shape[0]);
@@ -4117,7 +4168,9 @@ static void mpt__tools_svg_frame(
 		"rx=\"8\"/>\n",
 		x, y, (long long)(right - left) * MPT__TOOLS_COLUMN + MPT__TOOLS_BOX_WIDTH + 2 * out,
 		(long long)(bottom - top) * MPT__TOOLS_ROW + MPT__TOOLS_BOX_HEIGHT + 2 * out);
-	mpt__tools_svg_text(to, (int)x + 4 + 60 * depth, (int)y - 3, "mg-module", path, 36);
+	/* Beside the names of frames around it, and the tips of edges. */
+	const int beside = 4 + 60 * depth + (depth > 1 ? 52 : 0);
+	mpt__tools_svg_text(to, (int)x + beside, (int)y - 3, "mg-module", path, 36);
 }
 
 static void mpt__tools_svg_frames(mpt__tools_bytes *to, const mpt__tools_drawing *d) {
@@ -4141,11 +4194,13 @@ static const char mpt__tools_svg_style[] =
 	".mg-constant{fill:#fdf0d5}.mg .mg-frame{fill:none;stroke:#b9c0cc;stroke-dasharray:4 3}"
 	".mg-edge{fill:none;stroke:#5b6676;stroke-width:1.3}#mg-tip path{fill:#5b6676}"
 	".mg text{text-anchor:middle;fill:#1d2430;font-size:11px}.mg .mg-name{font-size:13px;"
-	"font-weight:600}.mg .mg-module,.mg .mg-along{text-anchor:start;fill:#6b7686;font-size:10px}"
+	"font-weight:600}.mg .mg-long{font-size:11px}.mg .mg-module,.mg .mg-along{"
+	"text-anchor:start;fill:#6b7686;font-size:10px;paint-order:stroke;stroke:#fff;stroke-width:4px}"
 	"@media(prefers-color-scheme:dark){.mg{background:#14181f}.mg-op{fill:#232a35}"
 	".mg-layer{fill:#1f3a63}.mg-end{fill:#1f4530}.mg-constant{fill:#4a3b1a}"
 	".mg rect{stroke:#5f6b7d}.mg .mg-frame{stroke:#465062}.mg-edge{stroke:#97a3b6}"
-	"#mg-tip path{fill:#97a3b6}.mg text{fill:#e6eaf0}.mg .mg-module,.mg .mg-along{fill:#97a3b6}}"
+	"#mg-tip path{fill:#97a3b6}.mg text{fill:#e6eaf0}.mg .mg-module,.mg .mg-along{fill:#97a3b6;"
+	"stroke:#14181f}}"
 	"</style>\n<defs><marker id=\"mg-tip\" viewBox=\"0 0 8 8\" refX=\"6\" refY=\"4\" "
 	"markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\"/></marker>"
 	"</defs>\n";
@@ -4164,7 +4219,6 @@ static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
 			"height=\"%lld\" viewBox=\"0 0 %lld %lld\">\n",
 			width, height, width, height);
 		mpt__tools_bytes_put_text(to, mpt__tools_svg_style);
-		mpt__tools_svg_frames(to, &d);
 		for (int i = 0; i < d.count; i++)
 			for (int k = 0; k < d.boxes[i].node->inputs && d.boxes[i].row >= 0; k++) {
 				const int from = mpt__tools_box_before(&d, i, k);
@@ -4172,6 +4226,7 @@ static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
 					mpt__tools_svg_edge(to, &d, from, i);
 			}
 		for (int i = 0; i < d.detours; i++) mpt__tools_svg_detour(to, &d, &d.detour[i]);
+		mpt__tools_svg_frames(to, &d); /* whose names are above the edges */
 		for (int i = 0; i < d.count; i++)
 			if (d.boxes[i].row >= 0) mpt__tools_svg_box(to, &d, i);
 		mpt__tools_bytes_put_text(to, "</svg>\n");
@@ -4205,7 +4260,7 @@ typedef struct {
 	double step[MPT__TOOLS_POINTS], value[MPT__TOOLS_POINTS];
 } mpt__tools_series;
 
-static void mpt__tools_series_add(mpt__tools_series *s, int64_t step, double value) {
+static void mpt__tools_series_add(mpt__tools_series *s, double step, double value) {
 	if (s->each == 0) s->each = 1;
 	s->sum += value; /* what is not finite makes its point so */
 	if (++s->open < s->each) return;
@@ -4218,7 +4273,7 @@ static void mpt__tools_series_add(mpt__tools_series *s, int64_t step, double val
 		s->each *= 2;
 		return; /* this one opens a point of twice as many */
 	}
-	s->step[s->count] = (double)step;
+	s->step[s->count] = step;
 	s->value[s->count++] = s->sum / (double)s->open;
 	s->sum = 0, s->open = 0;
 }
@@ -4232,6 +4287,7 @@ typedef struct {
 	const mpt__tools_series *series[MPT__TOOLS_LINES];
 	const mpt__tools_series *marks; /* NULL; steps of marks */
 	const char *mark;               /* what they are */
+	const char *axis;               /* what goes to the right */
 } mpt__tools_chart;
 
 typedef struct {
@@ -4271,10 +4327,23 @@ static double mpt__tools_place(double value, double low, double high, double a, 
 
 enum { MPT__TOOLS_X0 = 88, MPT__TOOLS_X1 = 448, MPT__TOOLS_Y0 = 168, MPT__TOOLS_Y1 = 12 };
 
+/* What a pointer finds: the numbers of a line, where x is none that is finite. */
+static void mpt__tools_put_points(mpt__tools_bytes *to, const mpt__tools_series *s) {
+	mpt__tools_put_format(to, " data-x=\"");
+	for (int i = 0; i < s->count; i++) mpt__tools_put_format(to, i ? " %.7g" : "%.7g", s->step[i]);
+	mpt__tools_put_format(to, "\" data-y=\"");
+	for (int i = 0; i < s->count; i++)
+		mpt__tools_put_format(
+			to, !mpt__tools_is_finite(s->value[i]) ? " x" : i ? " %.5g" : "%.5g", s->value[i]);
+	mpt__tools_put_format(to, "\"");
+}
+
 static void mpt__tools_put_line(
 	mpt__tools_bytes *to, const mpt__tools_series *s, const mpt__tools_range *r, int number) {
 	bool drawn = false;
-	mpt__tools_put_format(to, "<path class=\"line l%lld\" d=\"", (long long)number);
+	mpt__tools_put_format(to, "<path class=\"line l%lld\"", (long long)number);
+	mpt__tools_put_points(to, s);
+	mpt__tools_put_format(to, " d=\"");
 	for (int i = 0; i < s->count; i++) {
 		if (!mpt__tools_is_finite(s->value[i])) {
 			drawn = false;
@@ -4297,7 +4366,8 @@ static void mpt__tools_put_line(
 				(long long)MPT__TOOLS_Y1 + 4);
 }
 
-static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r) {
+static void mpt__tools_put_axes(
+	mpt__tools_bytes *to, const mpt__tools_range *r, const char *axis) {
 	for (int i = 0; i < 3; i++) {
 		const double value = i == 1 ? r->low / 2 + r->high / 2 : i ? r->high : r->low;
 		const double low = (double)MPT__TOOLS_Y0, high = (double)MPT__TOOLS_Y1;
@@ -4310,9 +4380,9 @@ static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r)
 				to, "<text class=\"axis end\" x=\"82\" y=\"%.1f\">%.4g</text>\n", y + 4, value);
 	}
 	mpt__tools_put_format(to,
-		"<text class=\"axis\" x=\"%lld\" y=\"186\">step %.7g</text><text class=\"axis end\" "
+		"<text class=\"axis\" x=\"%lld\" y=\"186\">%s %.7g</text><text class=\"axis end\" "
 		"x=\"%lld\" y=\"186\">%.7g</text>\n",
-		(long long)MPT__TOOLS_X0, r->left, (long long)MPT__TOOLS_X1, r->right);
+		(long long)MPT__TOOLS_X0, axis, r->left, (long long)MPT__TOOLS_X1, r->right);
 }
 
 static void mpt__tools_put_chart(mpt__tools_bytes *to, const mpt__tools_chart *chart) {
@@ -4329,14 +4399,18 @@ static void mpt__tools_put_chart(mpt__tools_bytes *to, const mpt__tools_chart *c
 	if (chart->marks && chart->marks->count > 0)
 		mpt__tools_put_format(to, "<span class=\"km\">%s</span> ", chart->mark);
 	if (r.strange > 0) mpt__tools_put_format(to, "<span class=\"kb\">not finite</span>");
-	mpt__tools_put_format(to, "</p><svg viewBox=\"0 0 460 192\" role=\"img\">\n");
-	mpt__tools_put_axes(to, &r);
+	mpt__tools_put_format(to,
+		"<span class=\"kx\">%s <b>%.7g</b></span></p><svg class=\"chart\" viewBox=\"0 0 460 192\" "
+		"role=\"img\" data-range=\"%.17g %.17g %.17g %.17g\">\n",
+		chart->axis, r.right, r.left, r.right, r.low, r.high);
+	mpt__tools_put_axes(to, &r, chart->axis);
 	for (int i = 0; chart->marks && i < chart->marks->count; i++)
 		mpt__tools_put_format(to, "<path class=\"mark\" d=\"M%.1f %lldV%lld\"/>\n",
 			mpt__tools_place(chart->marks->step[i], r.left, r.right, MPT__TOOLS_X0, MPT__TOOLS_X1),
 			(long long)MPT__TOOLS_Y0, (long long)MPT__TOOLS_Y1);
 	for (int k = 0; k < MPT__TOOLS_LINES; k++)
-		if (chart->series[k]) mpt__tools_put_line(to, chart->series[k], &r, k);
+		if (chart->series[k] && chart->series[k]->count > 0)
+			mpt__tools_put_line(to, chart->series[k], &r, k);
 	mpt__tools_put_format(to, "</svg></section>\n");
 }
 
@@ -4359,13 +4433,69 @@ static void mpt__tools_put_histogram(
 	mpt__tools_bytes *to, const char *name, const int64_t *counts, double low, double high) {
 	int64_t most = 1;
 	for (int i = 0; i < MPT__TOOLS_COLUMNS; i++) most = counts[i] > most ? counts[i] : most;
-	mpt__tools_put_format(to, "<figure><svg viewBox=\"0 0 160 50\"><path class=\"bins\" d=\"M0 50");
+	mpt__tools_put_format(to,
+		"<figure><svg class=\"spread\" viewBox=\"0 0 160 50\" data-range=\"%.9g %.9g\" "
+		"data-n=\"",
+		low, high);
+	for (int i = 0; i < MPT__TOOLS_COLUMNS; i++)
+		mpt__tools_put_format(to, i ? " %lld" : "%lld", (long long)counts[i]);
+	mpt__tools_put_format(to, "\"><path class=\"bins\" d=\"M0 50");
 	for (int i = 0; i < MPT__TOOLS_COLUMNS; i++)
 		mpt__tools_put_format(to, "V%.1fh4", 50 - 48 * (double)counts[i] / (double)most);
 	mpt__tools_put_format(to, "V50z\"/></svg><figcaption><b>");
 	mpt__tools_put_cut(to, name, 30);
-	mpt__tools_put_format(to, "</b> %.3g .. %.3g</figcaption></figure>\n", low, high);
+	mpt__tools_put_format(
+		to, "</b> <span>%.3g .. %.3g</span></figcaption></figure>\n", low, high);
 }
+
+/* What a line or a distribution is under the pointer. A line tells it of its point that is nearest
+   to where the pointer is, if that is within the line or close to it, and marks it. */
+static const char mpt__tools_page_script[] =
+	"<script>\n"
+	"for (const s of document.querySelectorAll('svg.chart')) {\n"
+	" const card = s.parentNode, make = (kind, name) => {\n"
+	"  const e = document.createElementNS(s.namespaceURI, kind);\n"
+	"  e.setAttribute('class', name); return s.appendChild(e); };\n"
+	" const set = (e, to) => { for (const k in to) e.setAttribute(k, to[k]); };\n"
+	" const [left, right, low, high] = s.dataset.range.split(' ').map(Number);\n"
+	" const at = x => right > left ? 88 + 360 * (x - left) / (right - left) : 268;\n"
+	" const rule = make('path', 'rule'), axis = card.querySelector('.kx b');\n"
+	" const lines = [...s.querySelectorAll('.line')].map(p => { const k = p.classList[1][1];\n"
+	"  return {x: p.dataset.x.split(' ').map(Number), y: p.dataset.y.trim().split(' '),\n"
+	"   tell: card.querySelector('.k' + k + ' b'), dot: make('circle', 'dot d' + k)}; });\n"
+	" const was = [axis, ...lines.map(l => l.tell)].map(e => [e, e.textContent]);\n"
+	" const near = (l, x) => { let a = 0, b = l.x.length - 1; while (b - a > 1) {\n"
+	"  const m = a + b >> 1; if (l.x[m] > x) b = m; else a = m; }\n"
+	"  return Math.abs(l.x[a] - x) > Math.abs(l.x[b] - x) ? b : a; };\n"
+	" const show = e => { const m = s.getScreenCTM(), u = (e.clientX - m.e) / m.a;\n"
+	"  const x = left + (u - 88) / 360 * (right - left); let best = NaN;\n"
+	"  for (const l of lines) { const c = l.x[near(l, x)];\n"
+	"   if (!(Math.abs(c - x) >= Math.abs(best - x))) best = c; }\n"
+	"  axis.textContent = best;\n"
+	"  set(rule, {d: 'M' + at(best) + ' 12V168', visibility: 'visible'});\n"
+	"  for (const l of lines) { const i = near(l, best), y = Number(l.y[i]);\n"
+	"   const here = best >= l.x[0] && l.x[l.x.length - 1] >= best ||\n"
+	"    12 > Math.abs(at(l.x[i]) - at(best));\n"
+	"   l.tell.textContent = !here ? '\\u2013' : l.y[i] == 'x' ? 'not finite' : l.y[i];\n"
+	"   if (here && !isNaN(y)) set(l.dot, {r: 4, visibility: 'visible', cx: at(l.x[i]),\n"
+	"    cy: high > low ? 168 - 156 * ((y / 2 - low / 2) / (high / 2 - low / 2)) : 90});\n"
+	"   else set(l.dot, {visibility: 'hidden'}); } };\n"
+	" s.onpointermove = s.onpointerdown = show;\n"
+	" s.onpointerleave = e => { if (e.pointerType == 'touch') return;\n"
+	"  for (const [b, text] of was) b.textContent = text;\n"
+	"  for (const x of [rule, ...lines.map(l => l.dot)]) set(x, {visibility: 'hidden'}); };\n"
+	"}\n"
+	"for (const s of document.querySelectorAll('svg.spread')) {\n"
+	" const tell = s.parentNode.querySelector('span'), was = tell.textContent;\n"
+	" const [low, high] = s.dataset.range.split(' ').map(Number), n = s.dataset.n.split(' ');\n"
+	" const short = x => String(Number(x.toPrecision(3)));\n"
+	" s.onpointermove = s.onpointerdown = e => { const m = s.getScreenCTM();\n"
+	"  const i = Math.max(0, Math.min(n.length - 1, Math.floor((e.clientX - m.e) / m.a / 4)));\n"
+	"  const from = low + (high - low) * i / n.length;\n"
+	"  tell.textContent = n[i] + ' in ' + short(from) + ' .. ' +\n"
+	"   short(from + (high - low) / n.length); };\n"
+	" s.onpointerleave = e => { if (e.pointerType != 'touch') tell.textContent = was; };\n"
+	"}\n</script>\n";
 
 /* ==== Pictures ==== */
 
@@ -4413,7 +4543,7 @@ struct mpt_report {
 	int64_t base, last, skipped; /* steps of fits before, the last step, skipped so far */
 	mpt_progress progress;
 	bool began;
-	mpt__tools_bytes net, spread, confusion, kinds;
+	mpt__tools_bytes net, spread, confusion, kinds, step;
 	mpt__tools_panel panels[MPT__TOOLS_PANELS];
 	int panel_count;
 };
@@ -4440,10 +4570,15 @@ static const char mpt__tools_page_style[] =
 	"p{margin:0 0 6px;color:var(--soft)}p b{color:var(--ink)}.line{fill:none;stroke:var(--a);"
 	"stroke-width:1.8;stroke-linecap:round;stroke-linejoin:round}.l1{stroke:var(--b)}"
 	".l2{stroke:var(--c)}.grid{stroke:var(--rule)}.axis{fill:var(--soft);font-size:13px}"
+	".chart{touch-action:pan-y;cursor:crosshair}.spread{touch-action:pan-y}"
+	".rule{stroke:var(--soft);pointer-events:none}.dot{fill:var(--a);stroke:var(--card);"
+	"stroke-width:1.5;pointer-events:none}.d1{fill:var(--b)}.d2{fill:var(--c)}"
 	".end{text-anchor:end}.mark{stroke:var(--bad);stroke-dasharray:2 3}"
-	".bad{fill:var(--bad);text-anchor:middle;font-size:14px}.key span{margin-right:12px}"
+	".bad{fill:var(--bad);text-anchor:middle;font-size:14px}.key span{margin-right:12px;"
+	"display:inline-block}"
 	".key span:before{content:'\\25cf ';color:var(--a)}.key .k1:before{color:var(--b)}"
-	".key .k2:before{color:var(--c)}.key .km:before{content:'\\2506 ';color:var(--bad)}"
+	".key .k2:before{color:var(--c)}.key .kx:before{content:''}"
+	".key .km:before{content:'\\2506 ';color:var(--bad)}"
 	".key .kb:before{content:'\\d7 ';color:var(--bad)}table{width:100%;border-collapse:collapse}"
 	"th{text-align:left;font-weight:400;padding:2px 8px 2px 0;overflow-wrap:anywhere}"
 	".bars th{min-width:84px}.bars td:nth-child(2){width:45%}.bars "
@@ -4453,7 +4588,7 @@ static const char mpt__tools_page_style[] =
 	"figure{margin:0}figcaption{font-size:11px;color:var(--soft);overflow-wrap:anywhere}"
 	".bins{fill:var(--a)}.matrix td,.matrix th{text-align:center;padding:2px 4px;font-size:12px;"
 	"border:1px solid var(--rule)}img{image-rendering:pixelated;max-width:100%;width:480px}"
-	"</style>\n";
+	"@media(max-width:520px){body{padding:8px}.axis{font-size:14px}}</style>\n";
 
 static void mpt__tools_put_facts(mpt__tools_bytes *to, const mpt_report *r, bool over) {
 	const mpt_progress *p = &r->progress;
@@ -4476,18 +4611,18 @@ static void mpt__tools_put_facts(mpt__tools_bytes *to, const mpt_report *r, bool
 static void mpt__tools_put_charts(mpt__tools_bytes *to, const mpt_report *r) {
 	const mpt__tools_chart charts[] = {
 		{"loss", "Loss", {"training, mean of the epoch", "validation", "epoch"},
-			{&r->loss, &r->validation_loss, &r->epoch_loss}, NULL, NULL},
+			{&r->loss, &r->validation_loss, &r->epoch_loss}, NULL, NULL, "step"},
 		{"accuracy", "Accuracy", {"validation", NULL, NULL}, {&r->validation_accuracy, NULL, NULL},
-			NULL, NULL},
-		{"lr", "Learning rate", {"lr", NULL, NULL}, {&r->lr, NULL, NULL}, NULL, NULL},
+			NULL, NULL, "step"},
+		{"lr", "Learning rate", {"lr", NULL, NULL}, {&r->lr, NULL, NULL}, NULL, NULL, "step"},
 		{"scale", "Loss scale", {"scale", NULL, NULL}, {&r->scale, NULL, NULL}, &r->skips,
-			"skipped step"},
+			"skipped step", "step"},
 		{"norm", "Gradient norm", {"before clipping", NULL, NULL}, {&r->norm, NULL, NULL}, NULL,
-			NULL},
+			NULL, "step"},
 		{"speed", "Throughput", {"steps a second", NULL, NULL}, {&r->speed, NULL, NULL}, NULL,
-			NULL},
-		{"memory", "Memory", {"bytes in use behind a step", NULL, NULL}, {&r->memory, NULL, NULL},
-			NULL, NULL}};
+			NULL, "step"},
+		{"memory", "Memory", {"MiB in use behind a step", NULL, NULL}, {&r->memory, NULL, NULL},
+			NULL, NULL, "step"}};
 	for (size_t i = 0; i < sizeof charts / sizeof *charts; i++)
 		mpt__tools_put_chart(to, &charts[i]);
 }
@@ -4513,12 +4648,15 @@ static void mpt__tools_report_write(mpt_report *r, bool over) {
 	mpt__tools_bytes_put_text(&to, "</h1>");
 	mpt__tools_put_facts(&to, r, over);
 	mpt__tools_put_charts(&to, r);
+	mpt__tools_put_part(&to, &r->step);
 	mpt__tools_put_part(&to, &r->kinds);
 	for (int i = 0; i < r->panel_count; i++) mpt__tools_put_part(&to, &r->panels[i].text);
 	mpt__tools_put_part(&to, &r->confusion);
 	mpt__tools_put_part(&to, &r->spread);
 	mpt__tools_put_part(&to, &r->net);
-	mpt__tools_bytes_put_text(&to, "</main></body></html>\n");
+	mpt__tools_bytes_put_text(&to, "</main>\n");
+	mpt__tools_bytes_put_text(&to, mpt__tools_page_script);
+	mpt__tools_bytes_put_text(&to, "</body></html>\n");
 	r->status = mpt__tools_file_replace(r->path, &to);
 	r->written = mpt__tools_seconds();
 	mpt__tools_bytes_free(&to);
@@ -4550,6 +4688,7 @@ mpt_status mpt_report_close(mpt_report *r) {
 	mpt__tools_bytes_free(&r->spread);
 	mpt__tools_bytes_free(&r->confusion);
 	mpt__tools_bytes_free(&r->kinds);
+	mpt__tools_bytes_free(&r->step);
 	for (int i = 0; i < r->panel_count; i++) mpt__tools_bytes_free(&r->panels[i].text);
 	mpt__tools_release(r->path);
 	mpt__tools_release(r);
@@ -4566,7 +4705,7 @@ bool mpt_report_fit(void *user, const mpt_progress *p) {
 	mpt_report *r = (mpt_report *)user;
 	if (!r || !p) return true;
 	if (r->began && p->step < r->last) r->base += r->last, r->skipped = 0; /* another fit */
-	const int64_t step = r->base + p->step;
+	const double step = (double)(r->base + p->step);
 	r->began = true;
 	r->last = p->step;
 	r->progress = *p;
@@ -4582,7 +4721,7 @@ bool mpt_report_fit(void *user, const mpt_progress *p) {
 		if (!mpt__tools_is_nan(p->grad_norm)) mpt__tools_series_add(&r->norm, step, p->grad_norm);
 		mpt__tools_series_add(&r->scale, step, p->scale);
 		mpt__tools_series_add(&r->speed, step, p->steps_per_second);
-		mpt__tools_series_add(&r->memory, step, (double)p->memory);
+		mpt__tools_series_add(&r->memory, step, (double)p->memory / 1048576);
 		if (p->skipped_steps > r->skipped) mpt__tools_series_add(&r->skips, step, 1);
 		r->skipped = p->skipped_steps;
 	}
@@ -4618,6 +4757,73 @@ mpt_status mpt_report_bars(mpt_report *r, const char *title, const char *const *
 	return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
 }
 
+/* ==== Memory over a step ==== */
+
+enum { MPT__TOOLS_STEP_POINTS = 400 };
+
+/* A step of a profile with its launches, of which so many neighbours make a point that there are
+   points enough: a point has the most that was in use in them. */
+typedef struct {
+	double start, end; /* seconds; where there is none, `end` is not behind `start` */
+	int64_t launches;
+} mpt__tools_stretch;
+typedef struct {
+	mpt__tools_stretch whole, last; /* the one that is drawn; the last one, which may be cut off */
+	int64_t each, in_point;
+	double most;                       /* of the point under way, MiB */
+	int phase;                         /* of the launch before */
+	mpt__tools_series line[MPT__TOOLS_LINES]; /* forward, backward, update: MiB by microseconds */
+} mpt__tools_step;
+
+static bool mpt__tools_stretch_has(const mpt__tools_stretch *step, const mpt_profile_span *span) {
+	return span->kind == MPT_SPAN_LAUNCH && span->start >= step->start && span->start < step->end;
+}
+
+static void mpt__tools_step_find(void *user, const mpt_profile_span *span) {
+	mpt__tools_step *step = (mpt__tools_step *)user;
+	if (span->kind == MPT_SPAN_STEP) {
+		if (step->last.launches > 0) step->whole = step->last;
+		step->last.start = span->start, step->last.end = span->start + span->seconds;
+		step->last.launches = 0;
+	} else if (mpt__tools_stretch_has(&step->last, span)) {
+		step->last.launches++;
+	}
+}
+
+static void mpt__tools_step_follow(void *user, const mpt_profile_span *span) {
+	mpt__tools_step *step = (mpt__tools_step *)user;
+	if (!mpt__tools_stretch_has(&step->whole, span)) return;
+	const int phase = *span->phase == 'f' ? 0
+		: *span->phase == 'b'             ? 1
+		: *span->phase == 'u'             ? 2
+										  : step->phase;
+	const double used = (double)span->memory / 1048576;
+	if (used > step->most) step->most = used;
+	if (++step->in_point < step->each && phase == step->phase) return;
+	mpt__tools_series *line = &step->line[phase];
+	const mpt__tools_series *before = &step->line[step->phase];
+	if (phase != step->phase && before->count > 0) /* the lines meet */
+		mpt__tools_series_add(
+			line, before->step[before->count - 1], before->value[before->count - 1]);
+	const double microseconds = 1e6 * (span->start + span->seconds - step->whole.start);
+	mpt__tools_series_add(line, floor(microseconds + 0.5), step->most);
+	step->in_point = 0, step->most = 0, step->phase = phase;
+}
+
+static void mpt__tools_put_step(mpt_report *r, mpt_context *ctx) {
+	mpt__tools_step *step = (mpt__tools_step *)mpt__tools_allocate(sizeof *step);
+	if (!step) return;
+	mpt_profile_spans(ctx, mpt__tools_step_find, step);
+	if (step->whole.launches == 0) step->whole = step->last;
+	step->each = step->whole.launches / MPT__TOOLS_STEP_POINTS + 1;
+	mpt_profile_spans(ctx, mpt__tools_step_follow, step);
+	const mpt__tools_chart chart = {"step", "Memory over a step", {"forward", "backward", "update"},
+		{&step->line[0], &step->line[1], &step->line[2]}, NULL, NULL, "us"};
+	r->step.size = 0;
+	mpt__tools_put_chart(&r->step, &chart);
+	mpt__tools_release(step);
+}
+
 mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
 	if (!r) return MPT_ERROR_HANDLE;
 	mpt_profile_row rows[MPT__TOOLS_BARS];
@@ -4628,6 +4834,7 @@ mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
 	const int count = found < (int64_t)MPT__TOOLS_BARS ? (int)found : (int)MPT__TOOLS_BARS;
 	if (found < 0) return mpt_error_code(ctx);
 	const int64_t steps = mpt_get_profile_total(ctx).steps;
+	mpt__tools_put_step(r, ctx);
 	for (int i = 0; i < count; i++) {
 		mpt__tools_note name = mpt__tools_note_begin(text[i], sizeof text[i]);
 		mpt__tools_note_add(&name, "%s %s", rows[i].name, rows[i].phase);
@@ -4654,7 +4861,9 @@ mpt_status mpt_report_confusion(mpt_report *r, const int64_t *counts, int classe
 		for (int k = 0; k < classes; k++) {
 			const int64_t count = counts[(int64_t)i * classes + k];
 			const double share = all > 0 ? (double)count / all : 0;
-			mpt__tools_put_format(to, "<td style=\"background:rgba(%s,%.2f)\">%lld</td>",
+			mpt__tools_put_format(to, "<td title=\"%lld taken for %lld: %.3g %%\" "
+									  "style=\"background:rgba(%s,%.2f)\">%lld</td>",
+				(long long)i, (long long)k, 100 * share,
 				i == k ? "43,138,62" : "201,42,42",
 				i == k             ? 0.6 * share
 					: share > 0.25 ? 0.8

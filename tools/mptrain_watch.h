@@ -373,6 +373,7 @@ static mpt__cost mpt__launch_cost(const mpt_context *ctx, const mpt__launch *lau
 
 enum {
 	MPT__PROFILE_PHASES = MPT__OTHER + 1,
+	MPT__PROFILE_GRAPH = MPT__KERNEL_COUNT, /* the row of steps that ran as graphs */
 	MPT__PROFILE_DEPTH = 34, /* of spans: a step, an op, and modules; deeper ones are left out */
 	MPT__PROFILE_TEXT_ROWS = 24
 };
@@ -396,6 +397,7 @@ typedef struct {
 	int64_t step;
 	double start, end; /* end below start: it is under way */
 	double flop, read, written;
+	int64_t memory;
 } mpt__profile_span;
 
 /* Where launches come from: as long as this is the same it is one call. */
@@ -419,7 +421,7 @@ typedef struct mpt__profile {
 	mpt__profile_origin origin;
 
 	mpt__profile_sum all, conversions, waits;
-	mpt__profile_sum kernels[MPT__KERNEL_COUNT];
+	mpt__profile_sum kernels[MPT__KERNEL_COUNT + 1];
 	mpt__profile_sum ops[MPT__OP_COUNT][MPT__PROFILE_PHASES]; /* row 0: of no op */
 	mpt__profile_module *modules;                             /* by path; row 0: outside of them */
 	int64_t module_capacity;
@@ -539,13 +541,14 @@ static void mpt__profile_enter(mpt_context *ctx, const mpt__profile_origin *orig
 }
 
 static void mpt__profile_launch_span(
-	mpt_context *ctx, const mpt__launch *launch, const mpt__profile_sum *one, double end) {
+	mpt_context *ctx, uint32_t kernel, int phase, const mpt__profile_sum *one, double end) {
 	mpt__profile *profile = (mpt__profile *)ctx->profile;
-	mpt__profile_span *span = mpt__profile_span_new(
-		ctx, MPT_SPAN_LAUNCH, launch->kernel, launch->phase, profile->start);
+	mpt__profile_span *span =
+		mpt__profile_span_new(ctx, MPT_SPAN_LAUNCH, kernel, phase, profile->start);
 	if (!span) return;
 	span->end = end;
 	span->flop = one->flop, span->read = one->read, span->written = one->written;
+	span->memory = ctx->base.memory.total_current;
 	for (int i = 0; i < profile->depth; i++) {
 		mpt__profile_span *around = profile->open[i];
 		around->flop += one->flop, around->read += one->read, around->written += one->written;
@@ -602,9 +605,26 @@ static bool mpt__profile_same_call(const mpt__profile_origin *a, const mpt__prof
 		a->call == b->call && a->replayed == b->replayed;
 }
 
+/* Seconds of the device since the call before; below 0 where the host's clock is to tell. */
+static double mpt__profile_lap(mpt_context *ctx) {
+	if (ctx->backend.lap) return ctx->backend.lap(ctx->backend.self);
+	if (!ctx->backend.synchronous) ctx->backend.synchronize(ctx->backend.self);
+	return -1;
+}
+
+/* What has gone by since `start`, of which `end` is the end. */
+static double mpt__profile_taken(mpt_context *ctx, const mpt__profile *profile, double *end) {
+	const double lap = mpt__profile_lap(ctx);
+	*end = mpt__profile_now(ctx);
+	if (lap < 0) return *end - profile->start;
+	if (profile->start + lap < *end) *end = profile->start + lap;
+	return lap;
+}
+
 static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
 	MPT__PLAIN_FLOATS;
 	(void)what;
+	if (!ctx->backend.synchronous) mpt__profile_lap(ctx);
 	((mpt__profile *)user)->start = mpt__profile_now(ctx);
 }
 
@@ -612,10 +632,10 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 	MPT__PLAIN_FLOATS;
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__profile *profile = (mpt__profile *)user;
-	if (!ctx->backend.synchronous) ctx->backend.synchronize(ctx->backend.self);
-	const double end = mpt__profile_now(ctx);
+	double end;
+	const double seconds = mpt__profile_taken(ctx, profile, &end);
 	const mpt__cost cost = mpt__launch_cost(ctx, launch);
-	const mpt__profile_sum one = {1, 1, end - profile->start, cost.flop, cost.read, cost.written,
+	const mpt__profile_sum one = {1, 1, seconds, cost.flop, cost.read, cost.written,
 		mpt__profile_least(&profile->config, launch, &cost)};
 	const mpt__profile_origin origin = mpt__profile_origin_of(ctx, launch);
 	const bool stays = profile->goes_on && mpt__profile_same_module(&origin, &profile->origin);
@@ -628,12 +648,50 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 	if (mpt__profile_converts(ctx, launch)) mpt__profile_add(&profile->conversions, &one, true);
 	if (profile->spans) {
 		if (!same) mpt__profile_enter(ctx, &origin);
-		mpt__profile_launch_span(ctx, launch, &one, end);
+		mpt__profile_launch_span(ctx, launch->kernel, launch->phase, &one, end);
 	}
 	profile->origin = origin;
 	profile->goes_on = true;
 	profile->last = end;
 }
+
+#ifndef MPTRAIN_NO_GRAPH
+/* A repeated step that a graph runs has no launches that could be told: it is one as a whole. */
+static void mpt__profile_repeat_began(mpt_context *ctx, void *user, const void *what) {
+	const mpt__captured *captured = (const mpt__captured *)what;
+	if (captured->graph) mpt__profile_launches(ctx, user, what);
+}
+
+static void mpt__profile_repeat_ended(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	const mpt__captured *captured = (const mpt__captured *)what;
+	mpt__profile *profile = (mpt__profile *)user;
+	if (!captured->graph) return;
+	mpt__profile_sum one;
+	mpt__zero(one);
+	double end;
+	one.calls = one.launches = 1;
+	one.seconds = mpt__profile_taken(ctx, profile, &end);
+	for (int64_t i = 0; i < captured->recording->count; i++) {
+		const mpt__launch *launch = &captured->recording->launches[i];
+		const mpt__cost cost = mpt__launch_cost(ctx, launch);
+		one.flop += cost.flop, one.read += cost.read, one.written += cost.written;
+		one.least += mpt__profile_least(&profile->config, launch, &cost);
+	}
+	mpt__profile_turn(profile);
+	mpt__profile_add(&profile->all, &one, true);
+	mpt__profile_add(&profile->kernels[MPT__PROFILE_GRAPH], &one, true);
+	mpt__profile_add(&profile->ops[0][MPT__OTHER], &one, true);
+	mpt__profile_module *module = mpt__profile_module_row(ctx, 0);
+	if (module) mpt__profile_add(&module->sums[MPT__OTHER], &one, true);
+	profile->last = end;
+	if (!profile->spans) return;
+	mpt__profile_close(profile, 0, profile->start);
+	mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, profile->start);
+	mpt__profile_launch_span(ctx, MPT__PROFILE_GRAPH, MPT__OTHER, &one, end);
+	mpt__profile_close(profile, 0, end);
+}
+#endif
 
 static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
 	MPT__PLAIN_FLOATS;
@@ -675,6 +733,9 @@ static const struct {
 	mpt__hear hear;
 } mpt__profile_hears[] = {{MPT__LAUNCHES, mpt__profile_launches},
 	{MPT__LAUNCHED, mpt__profile_launched}, {MPT__STEP_BEGAN, mpt__profile_step_began},
+#ifndef MPTRAIN_NO_GRAPH
+	{MPT__REPEAT_BEGAN, mpt__profile_repeat_began}, {MPT__REPEAT_ENDED, mpt__profile_repeat_ended},
+#endif
 	{MPT__STEP_ENDED, mpt__profile_step_ended}, {MPT__BATCH_CAME, mpt__profile_batch_came}};
 #define MPT__PROFILE_HEARS (int)(sizeof mpt__profile_hears / sizeof mpt__profile_hears[0])
 
@@ -779,9 +840,13 @@ static mpt_profile_row mpt__profile_row_of(
 }
 
 static int64_t mpt__profile_places(const mpt__profile *profile, mpt_profile_by by) {
-	if (by == MPT_PROFILE_KERNEL) return MPT__KERNEL_COUNT;
+	if (by == MPT_PROFILE_KERNEL) return MPT__KERNEL_COUNT + 1;
 	return MPT__PROFILE_PHASES *
 		(by == MPT_PROFILE_OP ? (int64_t)MPT__OP_COUNT : profile->module_capacity);
+}
+
+static const char *mpt__profile_kernel(int64_t i) {
+	return i < MPT__PROFILE_GRAPH ? mpt__kernel_names[i] : "graph";
 }
 
 /* Row i of all that there may be. */
@@ -791,7 +856,7 @@ static mpt_profile_row mpt__profile_row(const mpt_context *ctx, mpt_profile_by b
 	const int phase = (int)(i % MPT__PROFILE_PHASES);
 	const char *name = "-";
 	if (by == MPT_PROFILE_KERNEL)
-		return mpt__profile_row_of(&profile->kernels[i], mpt__kernel_names[i], "");
+		return mpt__profile_row_of(&profile->kernels[i], mpt__profile_kernel(i), "");
 	if (by == MPT_PROFILE_OP) {
 		if (id > 0) name = ctx->ops[id].name;
 		return mpt__profile_row_of(&profile->ops[id][phase], name, mpt__phase_names[phase]);
@@ -857,7 +922,7 @@ static const char *mpt__profile_span_name(const mpt_context *ctx, const mpt__pro
 	static const char *const names[] = {"step", NULL, NULL, NULL, "wait", "batch"};
 	return span->kind == MPT_SPAN_MODULE ? mpt__path_text(ctx, span->id)
 		: span->kind == MPT_SPAN_OP      ? ctx->ops[span->id].name
-		: span->kind == MPT_SPAN_LAUNCH  ? mpt__kernel_names[span->id]
+		: span->kind == MPT_SPAN_LAUNCH  ? mpt__profile_kernel(span->id)
 										 : names[span->kind];
 }
 
@@ -882,6 +947,7 @@ int64_t mpt_profile_spans(
 		span.seconds = (from->end < from->start ? now : from->end) - from->start;
 		span.flop = from->flop;
 		span.bytes_read = from->read, span.bytes_written = from->written;
+		span.memory = from->memory;
 		each(user, &span);
 	}
 	return profile->span_count;
@@ -907,12 +973,12 @@ static double mpt__profile_rate(double amount, double of) { return of > 0 ? amou
 
 static void mpt__profile_table(
 	const mpt_context *ctx, mpt__text *out, mpt_profile_by by, const char *title) {
+	static const int widths[] = {8, 9, 10, 8, 10, 10, 10, 10, 13};
 	mpt_profile_row rows[MPT__PROFILE_TEXT_ROWS];
 	const int64_t count = mpt__profile_sorted(ctx, by, rows, MPT__PROFILE_TEXT_ROWS);
 	const mpt__profile *profile = (const mpt__profile *)ctx->profile;
 	const double all = profile->all.seconds;
-	bool ceilings = profile->config.copy > 0;
-	for (int i = 0; i < 3; i++) ceilings = ceilings || profile->config.product[i] > 0;
+	const bool ceilings = profile->all.least > 0;
 	mpt__write_text(out, "\n");
 	mpt__profile_words(out, 36, title);
 	mpt__write_text(out, "   calls launches        ms       %%     GFLOP   GFLOP/s        MB");
@@ -923,15 +989,12 @@ static void mpt__profile_table(
 		mpt__profile_words(out, 26, row->name);
 		mpt__write_text(out, " ");
 		mpt__profile_words(out, 9, row->phase);
-		mpt__profile_cell(out, 8, (double)row->calls);
-		mpt__profile_cell(out, 9, (double)row->launches);
-		mpt__profile_cell(out, 10, 1e3 * row->seconds);
-		mpt__profile_cell(out, 8, mpt__profile_rate(100 * row->seconds, all));
-		mpt__profile_cell(out, 10, 1e-9 * row->flop);
-		mpt__profile_cell(out, 10, mpt__profile_rate(1e-9 * row->flop, row->seconds));
-		mpt__profile_cell(out, 10, 1e-6 * bytes);
-		mpt__profile_cell(out, 10, mpt__profile_rate(1e-9 * bytes, row->seconds));
-		if (ceilings) mpt__profile_cell(out, 13, mpt__profile_rate(100 * row->least, row->seconds));
+		const double cells[] = {(double)row->calls, (double)row->launches, 1e3 * row->seconds,
+			mpt__profile_rate(100 * row->seconds, all), 1e-9 * row->flop,
+			mpt__profile_rate(1e-9 * row->flop, row->seconds), 1e-6 * bytes,
+			mpt__profile_rate(1e-9 * bytes, row->seconds),
+			mpt__profile_rate(100 * row->least, row->seconds)};
+		for (int k = 0; k < 8 + ceilings; k++) mpt__profile_cell(out, widths[k], cells[k]);
 		mpt__write_text(out, "\n");
 	}
 	if (count > MPT__PROFILE_TEXT_ROWS)

@@ -13,6 +13,8 @@ struct mpt__cuda {
     bool benchmark; /* times the candidates of each matrix product */
     cudaStream_t stream;
     cudaEvent_t landed[2]; /* the last snapshot to each place */
+    cudaEvent_t laps[2];   /* what a profiler times launches by; made when it first asks */
+    int lap;               /* the one that was recorded last */
     char name[256];
     int processors;      /* streaming multiprocessors */
     int capability;      /* 90 for 9.0 */

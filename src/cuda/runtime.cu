@@ -361,6 +361,27 @@ void mpt__cuda_graph_destroy(void *self, void *graph) {
     if (cuda) mpt__cuda_note(cuda, cudaGraphExecDestroy((cudaGraphExec_t)graph), "ending a graph");
 }
 
+/* ==== Time ==== */
+
+/* Between two events in the stream, so that neither the way of a launch to the card nor the wait
+   for it counts. 0 where there is nothing before, and on an error, which the next launch tells. */
+double mpt__cuda_lap(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda || cuda->capturing) return 0;
+    const int before = cuda->lap, now = !before;
+    const bool first = !cuda->laps[0];
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < 2 && error == cudaSuccess && first; i++)
+        error = cudaEventCreateWithFlags(&cuda->laps[i], cudaEventDefault);
+    if (error == cudaSuccess) error = cudaEventRecord(cuda->laps[now], cuda->stream);
+    if (error == cudaSuccess) error = cudaEventSynchronize(cuda->laps[now]);
+    float milliseconds = 0;
+    if (error == cudaSuccess && !first)
+        error = cudaEventElapsedTime(&milliseconds, cuda->laps[before], cuda->laps[now]);
+    cuda->lap = now;
+    return mpt__cuda_check(cuda, error, "timing a launch") == MPT_OK ? 1e-3 * milliseconds : 0;
+}
+
 /* ==== Making and ending ==== */
 
 void mpt__cuda_describe(void *self, mpt_device_info *info) {
@@ -385,6 +406,8 @@ void mpt__cuda_destroy(void *self) {
     mpt__cuda_transfers_destroy(cuda->transfers);
     for (int i = 0; i < 2; i++)
         if (cuda->landed[i]) cudaEventDestroy(cuda->landed[i]);
+    for (int i = 0; i < 2; i++)
+        if (cuda->laps[i]) cudaEventDestroy(cuda->laps[i]);
     cudaFree(cuda->ticket);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     cudaGetLastError();
@@ -477,6 +500,7 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->stage_free = mpt__cuda_stage_free;
     backend->snapshot = mpt__cuda_snapshot;
     backend->landed = mpt__cuda_landed;
+    backend->lap = mpt__cuda_lap;
     backend->graph_begin = mpt__cuda_graph_begin;
     backend->graph_end = mpt__cuda_graph_end;
     backend->graph_run = mpt__cuda_graph_run;

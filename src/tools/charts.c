@@ -17,7 +17,7 @@ typedef struct {
     double step[MPT__TOOLS_POINTS], value[MPT__TOOLS_POINTS];
 } mpt__tools_series;
 
-static void mpt__tools_series_add(mpt__tools_series *s, int64_t step, double value) {
+static void mpt__tools_series_add(mpt__tools_series *s, double step, double value) {
     if (s->each == 0) s->each = 1;
     s->sum += value; /* what is not finite makes its point so */
     if (++s->open < s->each) return;
@@ -30,7 +30,7 @@ static void mpt__tools_series_add(mpt__tools_series *s, int64_t step, double val
         s->each *= 2;
         return; /* this one opens a point of twice as many */
     }
-    s->step[s->count] = (double)step;
+    s->step[s->count] = step;
     s->value[s->count++] = s->sum / (double)s->open;
     s->sum = 0, s->open = 0;
 }
@@ -44,6 +44,7 @@ typedef struct {
     const mpt__tools_series *series[MPT__TOOLS_LINES];
     const mpt__tools_series *marks; /* NULL; steps of marks */
     const char *mark;               /* what they are */
+    const char *axis;               /* what goes to the right */
 } mpt__tools_chart;
 
 typedef struct {
@@ -83,10 +84,23 @@ static double mpt__tools_place(double value, double low, double high, double a, 
 
 enum { MPT__TOOLS_X0 = 88, MPT__TOOLS_X1 = 448, MPT__TOOLS_Y0 = 168, MPT__TOOLS_Y1 = 12 };
 
+/* What a pointer finds: the numbers of a line, where x is none that is finite. */
+static void mpt__tools_put_points(mpt__tools_bytes *to, const mpt__tools_series *s) {
+    mpt__tools_put_format(to, " data-x=\"");
+    for (int i = 0; i < s->count; i++) mpt__tools_put_format(to, i ? " %.7g" : "%.7g", s->step[i]);
+    mpt__tools_put_format(to, "\" data-y=\"");
+    for (int i = 0; i < s->count; i++)
+        mpt__tools_put_format(
+            to, !mpt__tools_is_finite(s->value[i]) ? " x" : i ? " %.5g" : "%.5g", s->value[i]);
+    mpt__tools_put_format(to, "\"");
+}
+
 static void mpt__tools_put_line(
     mpt__tools_bytes *to, const mpt__tools_series *s, const mpt__tools_range *r, int number) {
     bool drawn = false;
-    mpt__tools_put_format(to, "<path class=\"line l%lld\" d=\"", (long long)number);
+    mpt__tools_put_format(to, "<path class=\"line l%lld\"", (long long)number);
+    mpt__tools_put_points(to, s);
+    mpt__tools_put_format(to, " d=\"");
     for (int i = 0; i < s->count; i++) {
         if (!mpt__tools_is_finite(s->value[i])) {
             drawn = false;
@@ -109,7 +123,8 @@ static void mpt__tools_put_line(
                 (long long)MPT__TOOLS_Y1 + 4);
 }
 
-static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r) {
+static void mpt__tools_put_axes(
+    mpt__tools_bytes *to, const mpt__tools_range *r, const char *axis) {
     for (int i = 0; i < 3; i++) {
         const double value = i == 1 ? r->low / 2 + r->high / 2 : i ? r->high : r->low;
         const double low = (double)MPT__TOOLS_Y0, high = (double)MPT__TOOLS_Y1;
@@ -122,9 +137,9 @@ static void mpt__tools_put_axes(mpt__tools_bytes *to, const mpt__tools_range *r)
                 to, "<text class=\"axis end\" x=\"82\" y=\"%.1f\">%.4g</text>\n", y + 4, value);
     }
     mpt__tools_put_format(to,
-        "<text class=\"axis\" x=\"%lld\" y=\"186\">step %.7g</text><text class=\"axis end\" "
+        "<text class=\"axis\" x=\"%lld\" y=\"186\">%s %.7g</text><text class=\"axis end\" "
         "x=\"%lld\" y=\"186\">%.7g</text>\n",
-        (long long)MPT__TOOLS_X0, r->left, (long long)MPT__TOOLS_X1, r->right);
+        (long long)MPT__TOOLS_X0, axis, r->left, (long long)MPT__TOOLS_X1, r->right);
 }
 
 static void mpt__tools_put_chart(mpt__tools_bytes *to, const mpt__tools_chart *chart) {
@@ -141,14 +156,18 @@ static void mpt__tools_put_chart(mpt__tools_bytes *to, const mpt__tools_chart *c
     if (chart->marks && chart->marks->count > 0)
         mpt__tools_put_format(to, "<span class=\"km\">%s</span> ", chart->mark);
     if (r.strange > 0) mpt__tools_put_format(to, "<span class=\"kb\">not finite</span>");
-    mpt__tools_put_format(to, "</p><svg viewBox=\"0 0 460 192\" role=\"img\">\n");
-    mpt__tools_put_axes(to, &r);
+    mpt__tools_put_format(to,
+        "<span class=\"kx\">%s <b>%.7g</b></span></p><svg class=\"chart\" viewBox=\"0 0 460 192\" "
+        "role=\"img\" data-range=\"%.17g %.17g %.17g %.17g\">\n",
+        chart->axis, r.right, r.left, r.right, r.low, r.high);
+    mpt__tools_put_axes(to, &r, chart->axis);
     for (int i = 0; chart->marks && i < chart->marks->count; i++)
         mpt__tools_put_format(to, "<path class=\"mark\" d=\"M%.1f %lldV%lld\"/>\n",
             mpt__tools_place(chart->marks->step[i], r.left, r.right, MPT__TOOLS_X0, MPT__TOOLS_X1),
             (long long)MPT__TOOLS_Y0, (long long)MPT__TOOLS_Y1);
     for (int k = 0; k < MPT__TOOLS_LINES; k++)
-        if (chart->series[k]) mpt__tools_put_line(to, chart->series[k], &r, k);
+        if (chart->series[k] && chart->series[k]->count > 0)
+            mpt__tools_put_line(to, chart->series[k], &r, k);
     mpt__tools_put_format(to, "</svg></section>\n");
 }
 
@@ -171,13 +190,69 @@ static void mpt__tools_put_histogram(
     mpt__tools_bytes *to, const char *name, const int64_t *counts, double low, double high) {
     int64_t most = 1;
     for (int i = 0; i < MPT__TOOLS_COLUMNS; i++) most = counts[i] > most ? counts[i] : most;
-    mpt__tools_put_format(to, "<figure><svg viewBox=\"0 0 160 50\"><path class=\"bins\" d=\"M0 50");
+    mpt__tools_put_format(to,
+        "<figure><svg class=\"spread\" viewBox=\"0 0 160 50\" data-range=\"%.9g %.9g\" "
+        "data-n=\"",
+        low, high);
+    for (int i = 0; i < MPT__TOOLS_COLUMNS; i++)
+        mpt__tools_put_format(to, i ? " %lld" : "%lld", (long long)counts[i]);
+    mpt__tools_put_format(to, "\"><path class=\"bins\" d=\"M0 50");
     for (int i = 0; i < MPT__TOOLS_COLUMNS; i++)
         mpt__tools_put_format(to, "V%.1fh4", 50 - 48 * (double)counts[i] / (double)most);
     mpt__tools_put_format(to, "V50z\"/></svg><figcaption><b>");
     mpt__tools_put_cut(to, name, 30);
-    mpt__tools_put_format(to, "</b> %.3g .. %.3g</figcaption></figure>\n", low, high);
+    mpt__tools_put_format(
+        to, "</b> <span>%.3g .. %.3g</span></figcaption></figure>\n", low, high);
 }
+
+/* What a line or a distribution is under the pointer. A line tells it of its point that is nearest
+   to where the pointer is, if that is within the line or close to it, and marks it. */
+static const char mpt__tools_page_script[] =
+    "<script>\n"
+    "for (const s of document.querySelectorAll('svg.chart')) {\n"
+    " const card = s.parentNode, make = (kind, name) => {\n"
+    "  const e = document.createElementNS(s.namespaceURI, kind);\n"
+    "  e.setAttribute('class', name); return s.appendChild(e); };\n"
+    " const set = (e, to) => { for (const k in to) e.setAttribute(k, to[k]); };\n"
+    " const [left, right, low, high] = s.dataset.range.split(' ').map(Number);\n"
+    " const at = x => right > left ? 88 + 360 * (x - left) / (right - left) : 268;\n"
+    " const rule = make('path', 'rule'), axis = card.querySelector('.kx b');\n"
+    " const lines = [...s.querySelectorAll('.line')].map(p => { const k = p.classList[1][1];\n"
+    "  return {x: p.dataset.x.split(' ').map(Number), y: p.dataset.y.trim().split(' '),\n"
+    "   tell: card.querySelector('.k' + k + ' b'), dot: make('circle', 'dot d' + k)}; });\n"
+    " const was = [axis, ...lines.map(l => l.tell)].map(e => [e, e.textContent]);\n"
+    " const near = (l, x) => { let a = 0, b = l.x.length - 1; while (b - a > 1) {\n"
+    "  const m = a + b >> 1; if (l.x[m] > x) b = m; else a = m; }\n"
+    "  return Math.abs(l.x[a] - x) > Math.abs(l.x[b] - x) ? b : a; };\n"
+    " const show = e => { const m = s.getScreenCTM(), u = (e.clientX - m.e) / m.a;\n"
+    "  const x = left + (u - 88) / 360 * (right - left); let best = NaN;\n"
+    "  for (const l of lines) { const c = l.x[near(l, x)];\n"
+    "   if (!(Math.abs(c - x) >= Math.abs(best - x))) best = c; }\n"
+    "  axis.textContent = best;\n"
+    "  set(rule, {d: 'M' + at(best) + ' 12V168', visibility: 'visible'});\n"
+    "  for (const l of lines) { const i = near(l, best), y = Number(l.y[i]);\n"
+    "   const here = best >= l.x[0] && l.x[l.x.length - 1] >= best ||\n"
+    "    12 > Math.abs(at(l.x[i]) - at(best));\n"
+    "   l.tell.textContent = !here ? '\\u2013' : l.y[i] == 'x' ? 'not finite' : l.y[i];\n"
+    "   if (here && !isNaN(y)) set(l.dot, {r: 4, visibility: 'visible', cx: at(l.x[i]),\n"
+    "    cy: high > low ? 168 - 156 * ((y / 2 - low / 2) / (high / 2 - low / 2)) : 90});\n"
+    "   else set(l.dot, {visibility: 'hidden'}); } };\n"
+    " s.onpointermove = s.onpointerdown = show;\n"
+    " s.onpointerleave = e => { if (e.pointerType == 'touch') return;\n"
+    "  for (const [b, text] of was) b.textContent = text;\n"
+    "  for (const x of [rule, ...lines.map(l => l.dot)]) set(x, {visibility: 'hidden'}); };\n"
+    "}\n"
+    "for (const s of document.querySelectorAll('svg.spread')) {\n"
+    " const tell = s.parentNode.querySelector('span'), was = tell.textContent;\n"
+    " const [low, high] = s.dataset.range.split(' ').map(Number), n = s.dataset.n.split(' ');\n"
+    " const short = x => String(Number(x.toPrecision(3)));\n"
+    " s.onpointermove = s.onpointerdown = e => { const m = s.getScreenCTM();\n"
+    "  const i = Math.max(0, Math.min(n.length - 1, Math.floor((e.clientX - m.e) / m.a / 4)));\n"
+    "  const from = low + (high - low) * i / n.length;\n"
+    "  tell.textContent = n[i] + ' in ' + short(from) + ' .. ' +\n"
+    "   short(from + (high - low) / n.length); };\n"
+    " s.onpointerleave = e => { if (e.pointerType != 'touch') tell.textContent = was; };\n"
+    "}\n</script>\n";
 
 /* ==== Pictures ==== */
 

@@ -2,8 +2,9 @@
  * tools/drawing.c: a traced net as a picture.
  *
  * A node's row is the longest way to it from an input, so that edges go down; its column is that of
- * the first node that it reads, or the next free one. An edge that passes rows by goes around, in a
- * lane of its own at the right. Frames are drawn around what a module computes.
+ * the first node that it reads, or the next free one. Of several that read the same, that one goes
+ * straight on from which the way to the end is longest. An edge that passes rows by goes around, in
+ * a lane of its own at the right of what it passes. Frames are drawn around what a module computes.
  * ---- */
 #ifndef MPT__DRAWING_INCLUDED
 #define MPT__DRAWING_INCLUDED
@@ -23,11 +24,14 @@ typedef struct {
     const mpt_node *node;
     int row, column; /* row -1: without a box */
     int readers;     /* boxes that read it */
+    int height;      /* the longest way to a box that none reads */
+    int heir;        /* which box of the next row is below it, as it was read first; 0: none */
+    int next;        /* the box that is next to the right in its row, plus one; 0: none */
 } mpt__tools_box;
 
 /* An edge that passes rows by. */
 typedef struct {
-    int from, to, lane;
+    int from, to, lane, column; /* column: the last one that it passes */
 } mpt__tools_detour;
 
 typedef struct {
@@ -71,17 +75,51 @@ static void mpt__tools_drawing_rows(mpt__tools_drawing *d) {
     }
 }
 
-/* `taken` has a place for each row: how many of its columns are, as a node takes the next one. */
-static void mpt__tools_drawing_columns(mpt__tools_drawing *d, int *taken) {
+/* Which of the boxes that read one first is below it. Box 0, which reads none, is nobody's. */
+static void mpt__tools_drawing_heirs(mpt__tools_drawing *d) {
+    for (int i = d->count; i-- > 0;)
+        for (int k = 0; k < d->boxes[i].node->inputs && d->boxes[i].row >= 0; k++) {
+            const int from = mpt__tools_box_before(d, i, k);
+            if (from >= 0 && d->boxes[from].height <= d->boxes[i].height)
+                d->boxes[from].height = d->boxes[i].height + 1;
+        }
+    for (int i = 0; i < d->count; i++) {
+        const mpt__tools_box *box = &d->boxes[i];
+        const int from =
+            box->row > 0 && box->node->inputs > 0 ? mpt__tools_box_before(d, i, 0) : -1;
+        if (from < 0 || box->row != d->boxes[from].row + 1) continue;
+        const int heir = d->boxes[from].heir;
+        if (heir == 0 || d->boxes[heir].height < box->height) d->boxes[from].heir = i;
+    }
+}
+
+/* `first` has a place for each row: its leftmost box, plus one. */
+static void mpt__tools_drawing_columns(mpt__tools_drawing *d, int *first) {
     for (int i = 0; i < d->count; i++) {
         mpt__tools_box *box = &d->boxes[i];
         if (box->row < 0) continue;
         const int from = box->node->inputs > 0 ? mpt__tools_box_before(d, i, 0) : -1;
-        const int wanted = from >= 0 ? d->boxes[from].column : 0;
-        box->column = wanted > taken[box->row] ? wanted : taken[box->row];
-        taken[box->row] = box->column + 1;
+        if (from >= 0) {
+            const int heir = d->boxes[from].heir;
+            box->column = d->boxes[from].column +
+                (heir && heir != i && d->boxes[heir].row == box->row);
+        }
+        int *link = &first[box->row];
+        for (; *link && d->boxes[*link - 1].column <= box->column; link = &d->boxes[*link - 1].next)
+            if (d->boxes[*link - 1].column == box->column) box->column++;
+        box->next = *link;
+        *link = i + 1;
         if (box->column + 1 > d->columns) d->columns = box->column + 1;
     }
+}
+
+/* The last column that has a box in these rows. */
+static int mpt__tools_drawing_reach(const mpt__tools_drawing *d, int top, int bottom) {
+    int reach = 0;
+    for (int i = 0; i < d->count; i++)
+        if (d->boxes[i].row >= top && d->boxes[i].row <= bottom && d->boxes[i].column > reach)
+            reach = d->boxes[i].column;
+    return reach;
 }
 
 /* Gives detours lanes, in which none meets another. */
@@ -90,7 +128,8 @@ static void mpt__tools_drawing_lanes(mpt__tools_drawing *d) {
         for (int k = 0; k < d->boxes[i].node->inputs && d->boxes[i].row >= 0; k++) {
             const int from = mpt__tools_box_before(d, i, k);
             if (from < 0 || d->boxes[i].row - d->boxes[from].row < 2) continue;
-            mpt__tools_detour detour = {from, i, 0};
+            mpt__tools_detour detour = {from, i, 0,
+                mpt__tools_drawing_reach(d, d->boxes[from].row, d->boxes[i].row)};
             for (int n = 0; n < d->detours; n++) {
                 const mpt__tools_detour *other = &d->detour[n];
                 if (other->lane != detour.lane || other->from == from ||
@@ -115,12 +154,13 @@ static bool mpt__tools_drawing_make(mpt__tools_drawing *d, mpt_graph graph) {
     size_t inputs = 0;
     mpt__tools_drawing_rows(d);
     for (int i = 0; i < d->count; i++) inputs += (size_t)d->boxes[i].node->inputs;
-    int *taken = (int *)mpt__tools_allocate((size_t)d->rows * sizeof *taken);
+    int *first = (int *)mpt__tools_allocate((size_t)d->rows * sizeof *first);
     d->detour = (mpt__tools_detour *)mpt__tools_allocate(inputs * sizeof *d->detour);
-    if (taken) mpt__tools_drawing_columns(d, taken);
+    mpt__tools_drawing_heirs(d);
+    if (first) mpt__tools_drawing_columns(d, first);
     if (d->detour) mpt__tools_drawing_lanes(d);
-    const bool fine = taken && d->detour;
-    mpt__tools_release(taken);
+    const bool fine = first && d->detour;
+    mpt__tools_release(first);
     return fine;
 }
 
@@ -168,15 +208,18 @@ static void mpt__tools_svg_box(mpt__tools_bytes *to, const mpt__tools_drawing *d
     mpt__tools_note title = mpt__tools_note_begin(name, sizeof name);
     mpt__tools_note_add(
         &title, node->module[0] ? "%s  %s" : "%s%s", node->name, op ? node->module : "");
+    mpt__tools_put_format(to, "<g><title>");
+    mpt__tools_put_escaped(to, name);
     mpt__tools_put_format(to,
-        "<g><title>%s</title><rect x=\"%lld\" y=\"%lld\" width=\"220\" height=\"50\" rx=\"%lld\" "
+        ": %s</title><rect x=\"%lld\" y=\"%lld\" width=\"220\" height=\"50\" rx=\"%lld\" "
         "class=\"%s\"/>\n",
         result, (long long)x, (long long)y, op ? 6ll : 25ll,
         node->kind == MPT_NODE_CONSTANT                            ? "mg-constant"
             : op && mpt__tools_node_parameters(d->graph, node) > 0 ? "mg-layer"
             : op                                                   ? "mg-op"
                                                                    : "mg-end");
-    mpt__tools_svg_text(to, middle, y + (more[0] ? 15 : 21), "mg-name", name, 34);
+    mpt__tools_svg_text(to, middle, y + (more[0] ? 15 : 21),
+        title.length > 27 ? "mg-name mg-long" : "mg-name", name, 32);
     mpt__tools_svg_text(to, middle, y + (more[0] ? 30 : 38), "mg-text", result, 38);
     mpt__tools_svg_text(to, middle, y + 44, "mg-text", more, 40);
     mpt__tools_put_format(to, "</g>\n");
@@ -199,12 +242,12 @@ static void mpt__tools_svg_detour(
     const mpt__tools_box *a = &d->boxes[detour->from], *b = &d->boxes[detour->to];
     const long long x = mpt__tools_box_x(a) + 150, y = mpt__tools_box_y(a) + 50;
     const long long u = mpt__tools_box_x(b) + 150, v = mpt__tools_box_y(b);
-    const long long lane = MPT__TOOLS_EDGE_OF_PICTURE + (d->columns - 1) * MPT__TOOLS_COLUMN +
+    const long long lane = MPT__TOOLS_EDGE_OF_PICTURE + detour->column * MPT__TOOLS_COLUMN +
         MPT__TOOLS_BOX_WIDTH + 24 + detour->lane * MPT__TOOLS_LANE;
     char shape[200];
     mpt__tools_put_format(to,
-        "<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldv6q0 8 8 8H%lldq8 0 8 "
-        "8V%lldq0 8 -8 8H%lldq-8 0 -8 8v8\"/>\n",
+        "<path class=\"mg-edge\" marker-end=\"url(#mg-tip)\" d=\"M%lld %lldv9q0 8 8 8H%lldq8 0 8 "
+        "8V%lldq0 8 -8 8H%lldq-8 0 -8 8v16\"/>\n",
         x, y, lane - 8, v - 34, u + 8);
     mpt__tools_note note = mpt__tools_note_begin(shape, sizeof shape);
     mpt__tools_note_shape(&note, &a->node->shape[0]);
@@ -239,7 +282,9 @@ static void mpt__tools_svg_frame(
         "rx=\"8\"/>\n",
         x, y, (long long)(right - left) * MPT__TOOLS_COLUMN + MPT__TOOLS_BOX_WIDTH + 2 * out,
         (long long)(bottom - top) * MPT__TOOLS_ROW + MPT__TOOLS_BOX_HEIGHT + 2 * out);
-    mpt__tools_svg_text(to, (int)x + 4 + 60 * depth, (int)y - 3, "mg-module", path, 36);
+    /* Beside the names of frames around it, and the tips of edges. */
+    const int beside = 4 + 60 * depth + (depth > 1 ? 52 : 0);
+    mpt__tools_svg_text(to, (int)x + beside, (int)y - 3, "mg-module", path, 36);
 }
 
 static void mpt__tools_svg_frames(mpt__tools_bytes *to, const mpt__tools_drawing *d) {
@@ -263,11 +308,13 @@ static const char mpt__tools_svg_style[] =
     ".mg-constant{fill:#fdf0d5}.mg .mg-frame{fill:none;stroke:#b9c0cc;stroke-dasharray:4 3}"
     ".mg-edge{fill:none;stroke:#5b6676;stroke-width:1.3}#mg-tip path{fill:#5b6676}"
     ".mg text{text-anchor:middle;fill:#1d2430;font-size:11px}.mg .mg-name{font-size:13px;"
-    "font-weight:600}.mg .mg-module,.mg .mg-along{text-anchor:start;fill:#6b7686;font-size:10px}"
+    "font-weight:600}.mg .mg-long{font-size:11px}.mg .mg-module,.mg .mg-along{"
+    "text-anchor:start;fill:#6b7686;font-size:10px;paint-order:stroke;stroke:#fff;stroke-width:4px}"
     "@media(prefers-color-scheme:dark){.mg{background:#14181f}.mg-op{fill:#232a35}"
     ".mg-layer{fill:#1f3a63}.mg-end{fill:#1f4530}.mg-constant{fill:#4a3b1a}"
     ".mg rect{stroke:#5f6b7d}.mg .mg-frame{stroke:#465062}.mg-edge{stroke:#97a3b6}"
-    "#mg-tip path{fill:#97a3b6}.mg text{fill:#e6eaf0}.mg .mg-module,.mg .mg-along{fill:#97a3b6}}"
+    "#mg-tip path{fill:#97a3b6}.mg text{fill:#e6eaf0}.mg .mg-module,.mg .mg-along{fill:#97a3b6;"
+    "stroke:#14181f}}"
     "</style>\n<defs><marker id=\"mg-tip\" viewBox=\"0 0 8 8\" refX=\"6\" refY=\"4\" "
     "markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\"/></marker>"
     "</defs>\n";
@@ -286,7 +333,6 @@ static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
             "height=\"%lld\" viewBox=\"0 0 %lld %lld\">\n",
             width, height, width, height);
         mpt__tools_bytes_put_text(to, mpt__tools_svg_style);
-        mpt__tools_svg_frames(to, &d);
         for (int i = 0; i < d.count; i++)
             for (int k = 0; k < d.boxes[i].node->inputs && d.boxes[i].row >= 0; k++) {
                 const int from = mpt__tools_box_before(&d, i, k);
@@ -294,6 +340,7 @@ static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
                     mpt__tools_svg_edge(to, &d, from, i);
             }
         for (int i = 0; i < d.detours; i++) mpt__tools_svg_detour(to, &d, &d.detour[i]);
+        mpt__tools_svg_frames(to, &d); /* whose names are above the edges */
         for (int i = 0; i < d.count; i++)
             if (d.boxes[i].row >= 0) mpt__tools_svg_box(to, &d, i);
         mpt__tools_bytes_put_text(to, "</svg>\n");

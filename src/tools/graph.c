@@ -244,7 +244,7 @@ mpt_status mpt_graph_dot(mpt_graph graph, const char *path) {
     mpt__tools_bytes_put_text(&to,
         "digraph net {\nnode [shape=box, fontname=\"sans-serif\", fontsize=11];\n"
         "edge [fontname=\"sans-serif\", fontsize=9];\n"
-        "graph [fontname=\"sans-serif\", fontsize=10, color=gray, style=rounded];\n");
+        "graph [fontname=\"sans-serif\", fontsize=10, labeljust=l, color=gray, style=rounded];\n");
     mpt__tools_dot_group(&to, graph, "", 0);
     for (int i = 0; i < count; i++) {
         const mpt_node *node = mpt_graph_node(graph, i);

@@ -33,7 +33,7 @@ struct mpt_report {
     int64_t base, last, skipped; /* steps of fits before, the last step, skipped so far */
     mpt_progress progress;
     bool began;
-    mpt__tools_bytes net, spread, confusion, kinds;
+    mpt__tools_bytes net, spread, confusion, kinds, step;
     mpt__tools_panel panels[MPT__TOOLS_PANELS];
     int panel_count;
 };
@@ -60,10 +60,15 @@ static const char mpt__tools_page_style[] =
     "p{margin:0 0 6px;color:var(--soft)}p b{color:var(--ink)}.line{fill:none;stroke:var(--a);"
     "stroke-width:1.8;stroke-linecap:round;stroke-linejoin:round}.l1{stroke:var(--b)}"
     ".l2{stroke:var(--c)}.grid{stroke:var(--rule)}.axis{fill:var(--soft);font-size:13px}"
+    ".chart{touch-action:pan-y;cursor:crosshair}.spread{touch-action:pan-y}"
+    ".rule{stroke:var(--soft);pointer-events:none}.dot{fill:var(--a);stroke:var(--card);"
+    "stroke-width:1.5;pointer-events:none}.d1{fill:var(--b)}.d2{fill:var(--c)}"
     ".end{text-anchor:end}.mark{stroke:var(--bad);stroke-dasharray:2 3}"
-    ".bad{fill:var(--bad);text-anchor:middle;font-size:14px}.key span{margin-right:12px}"
+    ".bad{fill:var(--bad);text-anchor:middle;font-size:14px}.key span{margin-right:12px;"
+    "display:inline-block}"
     ".key span:before{content:'\\25cf ';color:var(--a)}.key .k1:before{color:var(--b)}"
-    ".key .k2:before{color:var(--c)}.key .km:before{content:'\\2506 ';color:var(--bad)}"
+    ".key .k2:before{color:var(--c)}.key .kx:before{content:''}"
+    ".key .km:before{content:'\\2506 ';color:var(--bad)}"
     ".key .kb:before{content:'\\d7 ';color:var(--bad)}table{width:100%;border-collapse:collapse}"
     "th{text-align:left;font-weight:400;padding:2px 8px 2px 0;overflow-wrap:anywhere}"
     ".bars th{min-width:84px}.bars td:nth-child(2){width:45%}.bars "
@@ -73,7 +78,7 @@ static const char mpt__tools_page_style[] =
     "figure{margin:0}figcaption{font-size:11px;color:var(--soft);overflow-wrap:anywhere}"
     ".bins{fill:var(--a)}.matrix td,.matrix th{text-align:center;padding:2px 4px;font-size:12px;"
     "border:1px solid var(--rule)}img{image-rendering:pixelated;max-width:100%;width:480px}"
-    "</style>\n";
+    "@media(max-width:520px){body{padding:8px}.axis{font-size:14px}}</style>\n";
 
 static void mpt__tools_put_facts(mpt__tools_bytes *to, const mpt_report *r, bool over) {
     const mpt_progress *p = &r->progress;
@@ -96,18 +101,18 @@ static void mpt__tools_put_facts(mpt__tools_bytes *to, const mpt_report *r, bool
 static void mpt__tools_put_charts(mpt__tools_bytes *to, const mpt_report *r) {
     const mpt__tools_chart charts[] = {
         {"loss", "Loss", {"training, mean of the epoch", "validation", "epoch"},
-            {&r->loss, &r->validation_loss, &r->epoch_loss}, NULL, NULL},
+            {&r->loss, &r->validation_loss, &r->epoch_loss}, NULL, NULL, "step"},
         {"accuracy", "Accuracy", {"validation", NULL, NULL}, {&r->validation_accuracy, NULL, NULL},
-            NULL, NULL},
-        {"lr", "Learning rate", {"lr", NULL, NULL}, {&r->lr, NULL, NULL}, NULL, NULL},
+            NULL, NULL, "step"},
+        {"lr", "Learning rate", {"lr", NULL, NULL}, {&r->lr, NULL, NULL}, NULL, NULL, "step"},
         {"scale", "Loss scale", {"scale", NULL, NULL}, {&r->scale, NULL, NULL}, &r->skips,
-            "skipped step"},
+            "skipped step", "step"},
         {"norm", "Gradient norm", {"before clipping", NULL, NULL}, {&r->norm, NULL, NULL}, NULL,
-            NULL},
+            NULL, "step"},
         {"speed", "Throughput", {"steps a second", NULL, NULL}, {&r->speed, NULL, NULL}, NULL,
-            NULL},
-        {"memory", "Memory", {"bytes in use behind a step", NULL, NULL}, {&r->memory, NULL, NULL},
-            NULL, NULL}};
+            NULL, "step"},
+        {"memory", "Memory", {"MiB in use behind a step", NULL, NULL}, {&r->memory, NULL, NULL},
+            NULL, NULL, "step"}};
     for (size_t i = 0; i < sizeof charts / sizeof *charts; i++)
         mpt__tools_put_chart(to, &charts[i]);
 }
@@ -133,12 +138,15 @@ static void mpt__tools_report_write(mpt_report *r, bool over) {
     mpt__tools_bytes_put_text(&to, "</h1>");
     mpt__tools_put_facts(&to, r, over);
     mpt__tools_put_charts(&to, r);
+    mpt__tools_put_part(&to, &r->step);
     mpt__tools_put_part(&to, &r->kinds);
     for (int i = 0; i < r->panel_count; i++) mpt__tools_put_part(&to, &r->panels[i].text);
     mpt__tools_put_part(&to, &r->confusion);
     mpt__tools_put_part(&to, &r->spread);
     mpt__tools_put_part(&to, &r->net);
-    mpt__tools_bytes_put_text(&to, "</main></body></html>\n");
+    mpt__tools_bytes_put_text(&to, "</main>\n");
+    mpt__tools_bytes_put_text(&to, mpt__tools_page_script);
+    mpt__tools_bytes_put_text(&to, "</body></html>\n");
     r->status = mpt__tools_file_replace(r->path, &to);
     r->written = mpt__tools_seconds();
     mpt__tools_bytes_free(&to);
@@ -170,6 +178,7 @@ mpt_status mpt_report_close(mpt_report *r) {
     mpt__tools_bytes_free(&r->spread);
     mpt__tools_bytes_free(&r->confusion);
     mpt__tools_bytes_free(&r->kinds);
+    mpt__tools_bytes_free(&r->step);
     for (int i = 0; i < r->panel_count; i++) mpt__tools_bytes_free(&r->panels[i].text);
     mpt__tools_release(r->path);
     mpt__tools_release(r);
@@ -186,7 +195,7 @@ bool mpt_report_fit(void *user, const mpt_progress *p) {
     mpt_report *r = (mpt_report *)user;
     if (!r || !p) return true;
     if (r->began && p->step < r->last) r->base += r->last, r->skipped = 0; /* another fit */
-    const int64_t step = r->base + p->step;
+    const double step = (double)(r->base + p->step);
     r->began = true;
     r->last = p->step;
     r->progress = *p;
@@ -202,7 +211,7 @@ bool mpt_report_fit(void *user, const mpt_progress *p) {
         if (!mpt__tools_is_nan(p->grad_norm)) mpt__tools_series_add(&r->norm, step, p->grad_norm);
         mpt__tools_series_add(&r->scale, step, p->scale);
         mpt__tools_series_add(&r->speed, step, p->steps_per_second);
-        mpt__tools_series_add(&r->memory, step, (double)p->memory);
+        mpt__tools_series_add(&r->memory, step, (double)p->memory / 1048576);
         if (p->skipped_steps > r->skipped) mpt__tools_series_add(&r->skips, step, 1);
         r->skipped = p->skipped_steps;
     }
@@ -238,6 +247,73 @@ mpt_status mpt_report_bars(mpt_report *r, const char *title, const char *const *
     return to->failed ? MPT_ERROR_MEMORY : MPT_OK;
 }
 
+/* ==== Memory over a step ==== */
+
+enum { MPT__TOOLS_STEP_POINTS = 400 };
+
+/* A step of a profile with its launches, of which so many neighbours make a point that there are
+   points enough: a point has the most that was in use in them. */
+typedef struct {
+    double start, end; /* seconds; where there is none, `end` is not behind `start` */
+    int64_t launches;
+} mpt__tools_stretch;
+typedef struct {
+    mpt__tools_stretch whole, last; /* the one that is drawn; the last one, which may be cut off */
+    int64_t each, in_point;
+    double most;                       /* of the point under way, MiB */
+    int phase;                         /* of the launch before */
+    mpt__tools_series line[MPT__TOOLS_LINES]; /* forward, backward, update: MiB by microseconds */
+} mpt__tools_step;
+
+static bool mpt__tools_stretch_has(const mpt__tools_stretch *step, const mpt_profile_span *span) {
+    return span->kind == MPT_SPAN_LAUNCH && span->start >= step->start && span->start < step->end;
+}
+
+static void mpt__tools_step_find(void *user, const mpt_profile_span *span) {
+    mpt__tools_step *step = (mpt__tools_step *)user;
+    if (span->kind == MPT_SPAN_STEP) {
+        if (step->last.launches > 0) step->whole = step->last;
+        step->last.start = span->start, step->last.end = span->start + span->seconds;
+        step->last.launches = 0;
+    } else if (mpt__tools_stretch_has(&step->last, span)) {
+        step->last.launches++;
+    }
+}
+
+static void mpt__tools_step_follow(void *user, const mpt_profile_span *span) {
+    mpt__tools_step *step = (mpt__tools_step *)user;
+    if (!mpt__tools_stretch_has(&step->whole, span)) return;
+    const int phase = *span->phase == 'f' ? 0
+        : *span->phase == 'b'             ? 1
+        : *span->phase == 'u'             ? 2
+                                          : step->phase;
+    const double used = (double)span->memory / 1048576;
+    if (used > step->most) step->most = used;
+    if (++step->in_point < step->each && phase == step->phase) return;
+    mpt__tools_series *line = &step->line[phase];
+    const mpt__tools_series *before = &step->line[step->phase];
+    if (phase != step->phase && before->count > 0) /* the lines meet */
+        mpt__tools_series_add(
+            line, before->step[before->count - 1], before->value[before->count - 1]);
+    const double microseconds = 1e6 * (span->start + span->seconds - step->whole.start);
+    mpt__tools_series_add(line, floor(microseconds + 0.5), step->most);
+    step->in_point = 0, step->most = 0, step->phase = phase;
+}
+
+static void mpt__tools_put_step(mpt_report *r, mpt_context *ctx) {
+    mpt__tools_step *step = (mpt__tools_step *)mpt__tools_allocate(sizeof *step);
+    if (!step) return;
+    mpt_profile_spans(ctx, mpt__tools_step_find, step);
+    if (step->whole.launches == 0) step->whole = step->last;
+    step->each = step->whole.launches / MPT__TOOLS_STEP_POINTS + 1;
+    mpt_profile_spans(ctx, mpt__tools_step_follow, step);
+    const mpt__tools_chart chart = {"step", "Memory over a step", {"forward", "backward", "update"},
+        {&step->line[0], &step->line[1], &step->line[2]}, NULL, NULL, "us"};
+    r->step.size = 0;
+    mpt__tools_put_chart(&r->step, &chart);
+    mpt__tools_release(step);
+}
+
 mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
     if (!r) return MPT_ERROR_HANDLE;
     mpt_profile_row rows[MPT__TOOLS_BARS];
@@ -248,6 +324,7 @@ mpt_status mpt_report_profile(mpt_report *r, mpt_context *ctx) {
     const int count = found < (int64_t)MPT__TOOLS_BARS ? (int)found : (int)MPT__TOOLS_BARS;
     if (found < 0) return mpt_error_code(ctx);
     const int64_t steps = mpt_get_profile_total(ctx).steps;
+    mpt__tools_put_step(r, ctx);
     for (int i = 0; i < count; i++) {
         mpt__tools_note name = mpt__tools_note_begin(text[i], sizeof text[i]);
         mpt__tools_note_add(&name, "%s %s", rows[i].name, rows[i].phase);
@@ -274,7 +351,9 @@ mpt_status mpt_report_confusion(mpt_report *r, const int64_t *counts, int classe
         for (int k = 0; k < classes; k++) {
             const int64_t count = counts[(int64_t)i * classes + k];
             const double share = all > 0 ? (double)count / all : 0;
-            mpt__tools_put_format(to, "<td style=\"background:rgba(%s,%.2f)\">%lld</td>",
+            mpt__tools_put_format(to, "<td title=\"%lld taken for %lld: %.3g %%\" "
+                                      "style=\"background:rgba(%s,%.2f)\">%lld</td>",
+                (long long)i, (long long)k, 100 * share,
                 i == k ? "43,138,62" : "201,42,42",
                 i == k             ? 0.6 * share
                     : share > 0.25 ? 0.8

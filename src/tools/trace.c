@@ -74,6 +74,12 @@ static void mpt__tools_trace_each(void *user, const mpt_profile_span *span) {
         mpt__tools_trace_integer(trace, ",\"bytes_written\":", span->bytes_written);
     }
     mpt__tools_bytes_put_text(to, "}},\n");
+    if (span->kind == MPT_SPAN_LAUNCH) { /* a row with a curve */
+        mpt__tools_trace_time(
+            trace, "{\"name\":\"memory\",\"ph\":\"C\",\"pid\":1,\"ts\":", end);
+        mpt__tools_trace_integer(trace, ",\"args\":{\"bytes\":", (double)span->memory);
+        mpt__tools_bytes_put_text(to, "}},\n");
+    }
     if (to->size > 1 << 16) trace->fine = mpt__tools_stream_flush(&trace->stream);
 }
 

@@ -623,13 +623,14 @@ typedef struct mpt__backend {
     mpt_status (*graph_end)(void *self, void **graph);
     mpt_status (*graph_run)(void *self, void *graph);
     void (*graph_destroy)(void *self, void *graph);
+    double (*lap)(void *self); /* NULL, or waits: seconds of the device since the call before */
     /* NULL: there is nothing to choose. `benchmark`: of each new kind of matrix product the fastest
        way is found by timing and kept; else the library's first choice is taken, so that every run
        gives the same bits. `tf32`: fp32 products may round their operands to TF32. */
     void (*benchmark)(void *self, bool benchmark, bool tf32);
     /* The choices as text: a line that names card and libraries, then one per kind of product,
-       with the algorithm, its time and that of the library's first choice where it was timed.
-       Returns the length; at most `capacity` bytes are written, the last one 0. */
+       with the algorithm, and times where it was timed. Returns the length; at most `capacity`
+       bytes are written, the last one 0. */
     size_t (*benchmark_text)(void *self, char *text, size_t capacity);
     /* Keeps the choices of such a text for products not timed yet. MPT_ERROR_UNSUPPORTED: it is
        from another card or other libraries; nothing of it is used. MPT_ERROR_FORMAT: what stands

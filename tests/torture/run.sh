@@ -79,6 +79,7 @@ attempt() {
 # What a program's last line says that it did, or how many inputs a fuzzer ran.
 figures() {
     sed -n -e 's/^[a-z]*: \([0-9]* cases, .*\), seed .*/\1/p' \
+        -e 's/^flipped_bits.* \([0-9]* named, .*\); .*/\1/p' \
         -e 's/^stat::number_of_executed_units: *\(.*\)/\1 runs/p' "$folder/said" | tail -n 1
 }
 
@@ -132,6 +133,7 @@ fuzzer() {
 nightly() {
     if have clang; then
         for name in weights idx data; do fuzzer $name 3400000 512; done
+        fuzzer flight 100000 64
         if has_pictures; then
             fuzzer pictures 300000 4096 -fwrapv -fno-sanitize=signed-integer-overflow
         else
@@ -148,6 +150,25 @@ nightly() {
     else
         echo 'skipped: the fuzzers and the thread sanitizer need clang'
         skipped=$((skipped + 2))
+    fi
+    # Logs that this machine writes are read by another one, at the level whose bits are the same.
+    if ! wanted far_flips; then
+        :
+    elif have qemu-aarch64 && have aarch64-linux-gnu-gcc; then
+        far=$build/torture/aarch64 logs=$folder/logs
+        $make -s $jobs BUILD="$far" CC=aarch64-linux-gnu-gcc "$far/tests/api_flight" || exit 1
+        $make -s $jobs BUILD="$build" "$build/tests/api_flight" || exit 1
+        rm -rf "$logs"
+        mkdir -p "$logs"
+        set -- env MPTRAIN_ISA=portable MPTRAIN_FLIGHT_LOGS="$logs" MPTRAIN_TEST_TMP="$folder" \
+            MPTRAIN_FLIGHT_SEED="$seed" MPTRAIN_FLIGHT_FLIPS="$(column 100 100 100)"
+        "$@" "$build/tests/api_flight" flipped_bits_are_named >/dev/null
+        attempt 600 far_flips "$@" qemu-aarch64 -L /usr/aarch64-linux-gnu \
+            "$far/tests/api_flight" flipped_bits_are_named
+        rm -rf "$logs"
+    else
+        echo 'skipped: another machine needs qemu-aarch64 and aarch64-linux-gnu-gcc'
+        skipped=$((skipped + 1))
     fi
     if have valgrind; then
         made "$build" memory threads
@@ -176,6 +197,14 @@ made "$build" kills power resumes
 torture "$build" 600 kills 400 40 2000
 torture "$build" 600 power 1000000 50000 20000000
 torture "$build" 900 resumes 240 20 1200
+
+# Bits flipped at random steps, of which the flight log names step and op. The suite flips a few.
+if wanted flips; then
+    $make -s $jobs BUILD="$build" "$build/tests/api_flight" || exit 1
+    flips=$(column 1000 100 1000)
+    attempt 600 flips env MPTRAIN_FLIGHT_FLIPS="$flips" MPTRAIN_FLIGHT_SEED="$seed" \
+        MPTRAIN_TEST_TMP="$folder" "$build/tests/api_flight" flipped_bits_are_named
+fi
 
 # With the address and the undefined behaviour sanitizer. stb_image.h, which is in the library where
 # it is found, has arithmetic that may wrap.

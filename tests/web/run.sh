@@ -39,7 +39,14 @@ narrow() {
         [ "$wide" -le 360 ]
 }
 
-# A report of examples/mnist.c: charts and tables are there, by day, by night, on a telephone.
+# A report of examples/mnist.c: charts and tables are there, by day, by night, on a telephone, and
+# a pointer in a chart finds a step and its value.
+pointed='(() => { const s = document.querySelector("#loss svg"), r = s.getBoundingClientRect();
+    s.dispatchEvent(new PointerEvent("pointermove", {clientX: r.x + 0.6 * r.width, clientY: r.y}));
+    const step = Number(document.querySelector("#loss .kx b").textContent);
+    const value = Number(document.querySelector("#loss .k0 b").textContent);
+    return step > 20 && step < 70 && value > 0.1 && value < 2.4 &&
+        s.querySelector(".d0").getAttribute("visibility") == "visible" })()'
 write_report() {
     mkdir -p "$build/web/run" && (cd "$build/web/run" && MPTRAIN_DATA='' ../../mnist --quiet \
         --subset 2560 --epochs 2 --report report.html >report.log 2>&1)
@@ -50,8 +57,10 @@ report_shows() { # report_shows OPTION...
         --print 'document.querySelectorAll("svg").length > 8' \
         --print 'document.querySelectorAll("table").length > 0' \
         --print 'document.querySelectorAll("[src^=http], [href^=http], script[src]").length' \
-        --print 'document.documentElement.scrollWidth <= window.innerWidth' "$@")
-    [ "$(echo "$said" | tr '\n' ' ')" = 'True True 0 True ' ] || { echo "$said" && return 1; }
+        --print 'document.documentElement.scrollWidth <= window.innerWidth' \
+        --print 'document.querySelectorAll(`#loss, #lr, #scale, #memory, #step, #kinds, .panel,
+            #confusion, #filters, #weights, #gradients, #net`).length' --print "$pointed" "$@")
+    [ "$(echo "$said" | tr '\n' ' ')" = 'True True 0 True 12 True ' ] || { echo "$said" && return 1; }
 }
 reports() {
     write_report && report_shows --picture "$build/web/report.png" && report_shows --dark &&

@@ -12,9 +12,10 @@ extern "C" {
  *
  * One HTML file without references outside, light or dark as the reader's system is, that a phone
  * shows as well: how loss, accuracy, rate, scale, norms, speed and memory went, how weights and
- * gradients are spread, the first filters, confusions, the net drawn. It is rewritten while the
- * training runs, and a browser that shows it loads it anew until it is closed. However long a
- * training is, the file stays below 1 MB. */
+ * gradients are spread, the first filters, confusions, the net drawn. What a line or a distribution
+ * is under the pointer, or the finger, is told beside it. It is rewritten while the training runs,
+ * and a browser that shows it loads it anew until it is closed. However long a training is, the
+ * file stays below 1 MB. */
 
 typedef struct mpt_report mpt_report;
 
@@ -44,7 +45,8 @@ MPTRAIN_TOOLS_API mpt_status mpt_report_confusion(
 MPTRAIN_TOOLS_API mpt_status mpt_report_bars(mpt_report *report, const char *title,
     const char *const *names, const double *values, int count, const char *unit);
 /* The time of a step by op, forward and backward apart, as mpt_profile_begin has found it in the
-   context so far: a panel of bars. */
+   context so far: a panel of bars. Of a profile with room for spans also the memory in use over its
+   last whole step, launch by launch. */
 MPTRAIN_TOOLS_API mpt_status mpt_report_profile(mpt_report *report, mpt_context *context);
 
 #ifdef __cplusplus

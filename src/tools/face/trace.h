@@ -12,7 +12,7 @@ extern "C" {
  *
  * What mpt_profile_begin has kept, with a config that has room for spans, as a file that
  * ui.perfetto.dev and chrome://tracing show: steps, modules, ops and launches within each other,
- * waits for data, and the workers of loaders in rows of their own. */
+ * waits for data, the workers of loaders in rows of their own, and a curve of the memory in use. */
 
 /* Writes the file, in JSON, beside what is at `path` (UTF-8), which it replaces once it is whole: a
    full disk leaves what was there. MPT_ERROR_IO: it could not be written, and `why`, of `capacity`
