@@ -26,6 +26,7 @@
 #                      PEERS="fp32 bf16"
 #   make compare       random cases against PyTorch, which PYTHON= has;  ARGS="--seconds 60 --seed 2
 #                      --only conv2d,steps"
+#   make test-export   nets and ops as ONNX files, run in onnxruntime, which PYTHON= has
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make messages      every error and log line of the library, by room;  WORD="scaler"
@@ -354,6 +355,13 @@ doctor: $(BUILD)/doctor$(EXE)
 	@$(RUN) $<
 $(eval $(call program_rules,tools/doctor.c,$(BUILD)/doctor,$$(CFLAGS)))
 
+# What nets and ops become as ONNX, run by onnxruntime beside the library.
+test-export: $(BUILD)/export_nets$(EXE)
+	@rm -rf '$(BUILD)/export' && mkdir -p '$(BUILD)/export'
+	@$(RUN) $< '$(BUILD)/export'
+	@$(PYTHON) tools/export_check.py '$(BUILD)/export'
+$(eval $(call program_rules,tools/export_nets.c,$(BUILD)/export_nets,$$(CFLAGS)))
+
 # A page that trains a net, in one file, and a program that has the same bits.
 EMCC ?= emcc
 web: $(BUILD)/web/web$(EXE)
@@ -385,7 +393,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
     $(BUILD)/torture/*.d $(BUILD)/web/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test test-export amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -3085,40 +3085,43 @@ MPTRAIN_API mpt_module mpt_nn_upsample(
 
 /* ==== The net seen ========================================================================== */
 
-/* The net seen: what a forward pass computes, as a graph. Nodes stand in the order in which they
-   were computed: inputs, before each op the parameters and other tensors that it is the first to
-   read, and last the outputs. A user's module is seen through, a user's op is one node. An
-   activation that a layer takes into its own call is a node of its own. */
+/* What a forward pass computes, as a graph: inputs, before each op the parameters and other tensors
+   that it is the first to read, last the outputs. A user's module is seen through, a user's op is
+   one node, as is an activation that a layer takes into its own call. */
 typedef enum mpt_node_kind {
 	MPT_NODE_INPUT = 0,
 	MPT_NODE_PARAMETER,
-	MPT_NODE_BUFFER,   /* state of a module that is no parameter: running statistics */
-	MPT_NODE_CONSTANT, /* any other tensor that no op made */
+	MPT_NODE_BUFFER,   /* of a module: running statistics */
+	MPT_NODE_CONSTANT, /* any other that no op made */
 	MPT_NODE_OP,
 	MPT_NODE_USER_OP,
-	MPT_NODE_OUTPUT /* of the net: its one input, as it is */
+	MPT_NODE_OUTPUT /* its input */
 } mpt_node_kind;
 enum { MPT_NODE_INPUTS = 9, MPT_NODE_OUTPUTS = 4 };
 typedef struct mpt_edge {
-	int node, output; /* which output of which node; node -1: an input that was left out */
+	int node, output; /* which output of which node; -1: an input left out */
 } mpt_edge;
 typedef struct mpt_node {
 	mpt_node_kind kind;
 	const char *name;   /* of the op ("linear"); the path of what a module holds ("0.weight") */
-	const char *module; /* path of the module that computes or holds it; "": the net itself */
-	const char *layer;  /* of an op: that module's kind, as of mpt_module_kind */
+	const char *module; /* path of its module; "": the net */
+	const char *layer;  /* of an op: mpt_module_kind of that */
 	int inputs, outputs;
 	mpt_edge input[MPT_NODE_INPUTS];
 	mpt_shape shape[MPT_NODE_OUTPUTS];
 	mpt_dtype dtype[MPT_NODE_OUTPUTS];
-	mpt_dtype compute; /* of an op: what a product rounds its inputs to, by autocast */
-	double flop;       /* of its launches, multiplications and additions counted as two */
+	mpt_dtype compute; /* of an op: what a product rounds its inputs to */
+	double flop;       /* of its launches; a product and a sum are two */
 	bool trainable;    /* of a parameter: it collects a gradient */
+	bool changed;      /* an input or the value: in place, by no node */
+	double number[2];  /* what an op is told, as src/ops/ has it */
+	int64_t index[MPT_MAX_RANK];
+	int rank, activation, reduction;
+	mpt_tensor value; /* where no op made it; of a constant until the graph ends */
 } mpt_node;
-/* With MPTRAIN_WATCH: runs the net's forward once, in mpt_eval and inference mode and in the
-   autocast region that is open, and keeps what it called. Nothing of a training changes. Inputs are
-   as of mpt_forward_n. The graph holds no values; it ends with mpt_graph_destroy or the context. An
-   error inside recordings, captured steps and backward passes. */
+/* With MPTRAIN_WATCH: one forward in mpt_eval and inference mode and the autocast region that is
+   open. Nothing of a training changes. Inputs: as of mpt_forward_n. An error inside recordings,
+   captured steps and backward passes. */
 MPTRAIN_API mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs);
 MPTRAIN_API int mpt_graph_count(mpt_graph graph); /* of nodes; -1 on error */
 /* The graph's, until it is destroyed; NULL on error. */
@@ -16663,6 +16666,7 @@ static void mpt__planes_plan(mpt__planes_work *w, const mpt__launch *launch) {
 		p->padding[d] = back ? c->kernel[d] - 1 - c->padding[d] : c->padding[d];
 	}
 	p->step = p->x.size[1] + p->padding[1];
+	if (p->step < p->y.size[1] + p->kernel[1] - 1 - p->padding[1]) p->step++;
 	p->relu = launch->activation == MPT_ACTIVATION_RELU;
 	p->adds = mpt__conv_output(launch)->access == MPT__ACCUMULATE;
 	w->images = mpt__planes_images(p, c->n);
@@ -55207,7 +55211,7 @@ MPT__END_FLOAT_CONTROL
 	few blocks run again as it takes to fit a budget.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
-	and pictures; reports; training by forwards alone.
+	and pictures; reports; training by forwards alone; nets as ONNX.
 */
 
 /* ==== Licence ================================================================================

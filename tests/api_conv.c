@@ -603,6 +603,33 @@ TEST(infinity_of_few_channels) {
     mpt_destroy(context);
 }
 
+/* Where a size is kept by an even kernel, one zero more stands at the end of a line: not the first
+   pixel of the image beside it. */
+TEST(even_kernels_of_few_channels) {
+    context = mpt_create(NULL);
+    REQUIRE(context != NULL);
+    for (int64_t k = 2; k <= 6; k += 2) {
+        mpt_tensor y[2], dx[2], dw[2];
+        mpt_tensor x = drawn(MPT_SHAPE(3, 4, 8, 9)), w = drawn(MPT_SHAPE(6, 4, 3, k));
+        mpt_tensor dy = drawn(MPT_SHAPE(3, 6, 8, 9));
+        for (int padded = 0; padded < 2; padded++) {
+            mpt_conv_config config = mpt_conv_config_default();
+            mpt_tensor own = mpt_clone(x), weight = mpt_clone(w), in = own;
+            mpt_requires_grad(own, true);
+            mpt_requires_grad(weight, true);
+            config.same = !padded;
+            if (padded) in = mpt_pad(own, MPT_SHAPE((k - 1) / 2, k / 2, 1, 1), 0.0);
+            y[padded] = mpt_conv2d(in, weight, none(), &config);
+            mpt_backward_from(y[padded], dy, false);
+            dx[padded] = mpt_grad(own), dw[padded] = mpt_grad(weight);
+        }
+        CHECK(mpt_allclose(y[0], y[1], 1e-4, 1e-4) && mpt_allclose(dx[0], dx[1], 1e-4, 1e-4));
+        CHECK(mpt_allclose(dw[0], dw[1], 1e-4, 1e-3));
+    }
+    CHECK(!mpt_failed(context));
+    mpt_destroy(context);
+}
+
 /* Infinity in fp16 is no number that AMX multiplies in two parts, and a pair of bf16 has another
    one's zero beside it; it must not spread. */
 static void infinite_column(mpt_dtype dtype) {
@@ -688,5 +715,5 @@ TEST(strided_bias) {
 TEST_TABLE = {T(goldens), T(sums), T(channels_last), T(layers), T(threads), T(infinity),
               T(odd_offsets), T(strided_bias), T(a_relu_in_the_call_of_the_layer_before_it),
               T(layouts_of_halves), T(few_channels),
-              T(infinity_of_few_channels)};
+              T(infinity_of_few_channels), T(even_kernels_of_few_channels)};
 TEST_MAIN

@@ -416,7 +416,53 @@ TEST(a_journal_gets_the_graph) {
     end();
 }
 
+static mpt_status view_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                               mpt_tensor *out, int n_out) {
+    (void)self, (void)user, (void)n_in, (void)n_out;
+    mpt_tensor x = mpt_add_(mpt_mul_scalar(in[0], 0.5), mpt_full(context, MPT_F32, MPT_SCALAR, 2));
+    mpt_tensor part = mpt_slice(x, 1, 1, 4, 2);
+    mpt_relu_(part);
+    part = mpt_neg(part);
+    out[0] = mpt_add(part, mpt_slice(x, 1, 0, 2, 1));
+    return mpt_failed(self.context) ? MPT_ERROR_STATE : MPT_OK;
+}
+
+TEST(what_ops_were_told_and_what_changed_is_seen) {
+    CHECK(begin());
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "views", cls.forward = view_forward, cls.n_inputs = cls.n_outputs = 1;
+    mpt_graph graph = trace_of(mpt_module_create(context, &cls, NULL), MPT_SHAPE(2, 4));
+    CHECK_EQ_STR(ops_of(graph),
+                 "mul_scalar@(0) add@(1,2) slice@(3) relu@(4) neg@(5) slice@(3) add@(6,7)");
+    for (int i = 0; i < mpt_graph_count(graph); i++) /* of x, a part of which was written since */
+        CHECK(mpt_graph_node(graph, i)->changed == (i == 7));
+    const mpt_node *slice = mpt_graph_node(graph, 4), *half = mpt_graph_node(graph, 1);
+    const mpt_node *two = mpt_graph_node(graph, 2);
+    REQUIRE(slice && half && two);
+    CHECK(slice->index[0] == 1 && slice->index[1] == 1 && slice->index[3] == 2);
+    CHECK(half->number[0] == 0.5);
+    CHECK(two->kind == MPT_NODE_CONSTANT && mpt_item(two->value) == 2.0);
+    const mpt_tensor value = two->value;
+    mpt_graph_destroy(graph);
+    CHECK(!mpt_valid(value));
+    mpt_module lstm = mpt_nn_lstm(context, 3, 4, NULL);
+    graph = trace_of(lstm, MPT_SHAPE(5, 2, 3));
+    int after = 0, cells = 0;
+    for (int i = 0; i < mpt_graph_count(graph); i++) {
+        const mpt_node *node = mpt_graph_node(graph, i);
+        if (node->kind != MPT_NODE_OP) continue;
+        cells += strcmp(node->name, "lstm") == 0;
+        after += strcmp(node->name, "tanh") == 0; /* which is in the cell */
+    }
+    CHECK(cells == 1 && after == 0);
+    CHECK(mpt_graph_node(graph, 1)->value.slot ==
+          mpt_parameter(lstm, mpt_graph_node(graph, 1)->name).slot);
+    end();
+}
+
 TEST_TABLE = {T(an_mlp_is_its_ops_with_shapes_and_costs), T(a_residual_block_shows_what_it_skips),
+              T(what_ops_were_told_and_what_changed_is_seen),
               T(user_ops_constants_and_what_was_detached_are_nodes),
               T(nothing_of_a_training_changes), T(a_summary_has_shapes_and_totals),
               T(branches_do_not_push_a_picture_aside), T(pictures_are_well_formed_and_whole),

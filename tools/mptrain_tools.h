@@ -2,7 +2,7 @@
 /* The spine of the tools: what only looks at a training and writes files about it. It stands on the
    public API of mptrain.h alone. tools/amalgamate.c makes ../../tools/mptrain_tools.h from it. */
 /* mptrain_tools.h - what looks at a training: logs for TensorBoard, spreadsheets and scripts; what
-   is wrong with it, where, and what to do; what the machine does and how fast.
+   is wrong with it, where, and what to do; what the machine does and how fast; nets as ONNX.
 
    One header beside mptrain.h, of which it needs the declarations alone. In one file of a program:
 
@@ -53,6 +53,15 @@
 	   mpt_report_close(report);
 
    which a browser shows while the training runs, too.
+
+   mpt_onnx_export writes a net as a file that other runtimes run, for batches of any size, with the
+   names of its weights:
+
+	   char why[256];
+	   mpt_tensor x = mpt_zeros(ctx, MPT_F32, MPT_SHAPE(1, 784)); // what the net takes
+	   if (mpt_onnx_export(net, &x, 1, "net.onnx", NULL, why, sizeof why) != MPT_OK) puts(why);
+
+   examples/onnx.c is a whole program that does so.
 
    mpt_zeroth_step fine-tunes a net by forwards alone, in the memory of inference; `loss` is yours:
 
@@ -472,6 +481,55 @@ MPTRAIN_TOOLS_API mpt_status mpt_graph_svg(mpt_graph graph, const char *path);
 #endif
 #endif
 /* ----
+ * tools/face/onnx.h: a net as an ONNX file.
+ * ---- */
+#ifndef MPT__FACE_ONNX_INCLUDED
+#define MPT__FACE_ONNX_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== ONNX ====
+ *
+ * A net as a file that onnxruntime, TensorRT, OpenVINO and others run: opset 18 of onnx.ai. */
+
+enum { MPT_ONNX_OPSET = 18 };
+
+typedef struct mpt_onnx_config {
+	const char *const *inputs;  /* NULL: "input", or of several "input1", "input2" .. */
+	const char *const *outputs; /* NULL: "output" .. */
+	const char *batch;          /* "batch": what the size of a batch is called in shapes; NULL: the
+								   sizes of the inputs given are the only ones */
+	const int *batch_dims;      /* which dimension of each input that is, -1 none; NULL: 0 of all */
+	int64_t beside;             /* 2^30; bytes of weights from which on they go to a second file,
+								   whose name is the first one's with ".data" behind it */
+} mpt_onnx_config;
+MPTRAIN_TOOLS_API mpt_onnx_config mpt_onnx_config_default(void);
+
+/* Writes what the net computes of such inputs in evaluation, in the autocast region that is open:
+   it runs it, and where there is a batch once more with one of twice the size, which tells what
+   goes with it (of 1, with 2 and 4). What the program decides by numbers it has read is in the
+   file as it was decided. Weights have the names of mpt_parameter_at, and dtypes and layout as in
+   the net; names of values between begin with their module. A product of fp16 is one in the file
+   where its result is fp16, too; norms, softmax and attention are fp32, as in the net; bf16 is
+   fp32 that is rounded, as runtimes have few kernels of it. The same net gives the same bytes.
+   Needs MPTRAIN_WATCH.
+   Files are written beside what is at `path` (UTF-8), which they replace once they are whole.
+   Errors: MPT_ERROR_UNSUPPORTED: an op that ONNX has nothing for, or a size that does not go with
+   the batch in a simple way; ARGUMENT, IO, MEMORY; else the context's. `why`, of `capacity` bytes
+   or NULL, tells, with op and module. Nothing is written then. config NULL: defaults. */
+MPTRAIN_TOOLS_API mpt_status mpt_onnx_export(mpt_module net, const mpt_tensor *inputs,
+	int n_inputs, const char *path, const mpt_onnx_config *config, char *why, size_t capacity);
+/* How an op of the table in mptrain.h ("linear") is written: what it becomes, as "Gemm", or, where
+   it is made of several, "composed"; NULL: it has no form there, or is none of the table. */
+MPTRAIN_TOOLS_API const char *mpt_onnx_form(const char *op);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ----
  * tools/face/report.h: a training as one page.
  * ---- */
 #ifndef MPT__FACE_REPORT_INCLUDED
@@ -693,6 +751,13 @@ static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
 	line[strcspn(line, "\r\n")] = '\0';
 	return n > 0;
 }
+
+static bool mpt__tools_file_put(FILE *file, const void *data, size_t bytes) {
+	return bytes == 0 || fwrite(data, 1, bytes, file) == bytes;
+}
+
+/* False where what was written may not have arrived. */
+static bool mpt__tools_file_close(FILE *file) { return fclose(file) == 0; }
 
 /* Replaces a file as a whole: who reads it sees the old one or the new one. */
 static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
@@ -4243,6 +4308,2584 @@ mpt_status mpt_graph_svg(mpt_graph graph, const char *path) {
 	const mpt_status status = fine ? mpt__tools_file_replace(path, &to) : MPT_ERROR_MEMORY;
 	mpt__tools_bytes_free(&to);
 	return status;
+}
+
+/* ----
+ * tools/onnx_model.c: an ONNX model in the making: values, nodes, weights, sizes that go with the
+ * batch. Field numbers are those of onnx.proto3.
+ * ---- */
+
+/* A value of the model. */
+typedef struct {
+	char *name;
+	mpt_dtype dtype;
+	int cast[MPT_DTYPE_COUNT]; /* 1 + the value that is this one in another dtype; 0: none is */
+} mpt__onnx_value;
+
+/* A tensor that the file holds: of the net, or made here. */
+typedef struct {
+	int value;
+	mpt_shape shape;
+	mpt_tensor tensor;
+	unsigned char *data; /* NULL: that of the tensor */
+	int64_t bytes, offset; /* offset: in the file beside; -1: in the model */
+} mpt__onnx_weight;
+
+typedef struct {
+	mpt_context *context;
+	const mpt_onnx_config *config;
+	const mpt_tensor *inputs;
+	int n_inputs;
+	mpt_graph graph, twin; /* twin: of a batch twice as large, where sizes go with it */
+	bool varies;
+	int64_t batch[2]; /* sizes of both */
+	int at;           /* the node under way, .. */
+	const mpt_node *node, *other; /* .. and the same in the twin, or in the graph itself */
+	int made;                     /* values that it has made */
+	int *results;                 /* by node and output */
+	mpt__onnx_value *values;
+	mpt__onnx_weight *weights;
+	int value_count, value_room, weight_count, weight_room;
+	int batch_value;                    /* the batch's size as a value; -1: nobody has asked */
+	mpt__tools_bytes nodes, attributes; /* attributes: of the node to come */
+	mpt_status status;
+	mpt__tools_note why;
+} mpt__onnx;
+
+/* ==== Failing ==== */
+
+/* -1, as a value that there is none of. */
+static int mpt__onnx_out_of_memory(mpt__onnx *o) {
+	if (o->status == MPT_OK) {
+		o->status = MPT_ERROR_MEMORY;
+		mpt__tools_note_add(&o->why, "out of memory");
+	}
+	return -1;
+}
+
+/* Where the op under way is: "linear of module 0.1". */
+static void mpt__onnx_note_place(mpt__onnx *o) {
+	mpt__tools_note_add(&o->why, "%s of module \"%s\"", o->node->name, o->node->module);
+}
+
+/* The op under way cannot be written. */
+static int mpt__onnx_fail(mpt__onnx *o, const char *reason) {
+	if (o->status != MPT_OK) return -1;
+	o->status = MPT_ERROR_UNSUPPORTED;
+	mpt__onnx_note_place(o);
+	mpt__tools_note_add(&o->why, ": %s", reason);
+	return -1;
+}
+
+/* ==== Values ==== */
+
+static int mpt__onnx_value_new(mpt__onnx *o, const char *name, mpt_dtype dtype) {
+	if (o->value_count == o->value_room) {
+		const int room = o->value_room ? 2 * o->value_room : 256;
+		mpt__onnx_value *values =
+			(mpt__onnx_value *)mpt__tools_allocate((size_t)room * sizeof *values);
+		if (!values) return mpt__onnx_out_of_memory(o);
+		if (o->value_count) memcpy(values, o->values, (size_t)o->value_count * sizeof *values);
+		mpt__tools_release(o->values);
+		o->values = values, o->value_room = room;
+	}
+	mpt__onnx_value *value = &o->values[o->value_count];
+	const size_t length = strlen(name);
+	value->name = (char *)mpt__tools_allocate(length + 1);
+	if (!value->name) return mpt__onnx_out_of_memory(o);
+	memcpy(value->name, name, length + 1);
+	value->dtype = dtype;
+	return o->value_count++;
+}
+
+/* A value that the op under way makes: "encoder.0/linear_7", then "encoder.0/linear_7.1" .. */
+static int mpt__onnx_made(mpt__onnx *o, mpt_dtype dtype) {
+	char name[1200];
+	mpt__tools_note note = mpt__tools_note_begin(name, sizeof name);
+	mpt__tools_note_add(
+		&note, "%s/%s_%lld", o->node->module, o->node->name, (long long)o->at);
+	if (o->made++ > 0) mpt__tools_note_add(&note, ".%lld", (long long)(o->made - 1));
+	return mpt__onnx_value_new(o, name, dtype);
+}
+
+static const char *mpt__onnx_name(const mpt__onnx *o, int value) {
+	return value < 0 ? "" : o->values[value].name;
+}
+
+static mpt_dtype mpt__onnx_dtype(const mpt__onnx *o, int value) {
+	return value < 0 ? MPT_F32 : o->values[value].dtype;
+}
+
+/* TensorProto.DataType; 0: none. */
+static int mpt__onnx_type(mpt_dtype dtype) {
+	static const unsigned char types[MPT_DTYPE_COUNT] = {0, 1, 10, 16, 17, 19, 11, 7, 6, 2, 9};
+	return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? types[dtype] : 0;
+}
+
+static bool mpt__onnx_is_float(mpt_dtype dtype) {
+	return dtype >= MPT_F32 && dtype <= MPT_F64;
+}
+
+/* ==== Nodes ==== */
+
+enum {
+	MPT__ONNX_NODE = 1, /* of a graph .. */
+	MPT__ONNX_GRAPH_NAME = 2,
+	MPT__ONNX_INITIALIZER = 5,
+	MPT__ONNX_INPUT = 11,
+	MPT__ONNX_OUTPUT = 12,
+	MPT__ONNX_VALUE_INFO = 13,
+	MPT__ONNX_NODE_INPUT = 1, /* of a node .. */
+	MPT__ONNX_NODE_OUTPUT = 2,
+	MPT__ONNX_NODE_NAME = 3,
+	MPT__ONNX_NODE_TYPE = 4,
+	MPT__ONNX_NODE_ATTRIBUTE = 5,
+	MPT__ONNX_FLOAT = 1, /* AttributeProto.AttributeType */
+	MPT__ONNX_INT = 2,
+	MPT__ONNX_STRING = 3,
+	MPT__ONNX_GRAPH = 5,
+	MPT__ONNX_INTS = 7,
+	MPT__ONNX_STRINGS = 8
+};
+
+static size_t mpt__onnx_attribute_begin(mpt__onnx *o, const char *key) {
+	const size_t message = mpt__tools_message_begin(&o->attributes, MPT__ONNX_NODE_ATTRIBUTE);
+	mpt__tools_put_text_field(&o->attributes, 1, key);
+	return message;
+}
+
+static void mpt__onnx_attribute_end(mpt__onnx *o, size_t message, int type) {
+	mpt__tools_put_int_field(&o->attributes, 20, type);
+	mpt__tools_message_end(&o->attributes, message);
+}
+
+/* Attributes of the node to come. */
+static void mpt__onnx_int(mpt__onnx *o, const char *key, int64_t value) {
+	const size_t message = mpt__onnx_attribute_begin(o, key);
+	mpt__tools_put_int_field(&o->attributes, 3, value);
+	mpt__onnx_attribute_end(o, message, MPT__ONNX_INT);
+}
+static void mpt__onnx_ints(mpt__onnx *o, const char *key, const int64_t *values, int count) {
+	const size_t message = mpt__onnx_attribute_begin(o, key);
+	for (int i = 0; i < count; i++) mpt__tools_put_int_field(&o->attributes, 8, values[i]);
+	mpt__onnx_attribute_end(o, message, MPT__ONNX_INTS);
+}
+static void mpt__onnx_float(mpt__onnx *o, const char *key, double value) {
+	const size_t message = mpt__onnx_attribute_begin(o, key);
+	const float narrow = (float)value;
+	uint32_t bits;
+	memcpy(&bits, &narrow, sizeof bits);
+	mpt__tools_put_field(&o->attributes, 2, MPT__TOOLS_WIRE_32);
+	mpt__tools_put_little(&o->attributes, bits, 4);
+	mpt__onnx_attribute_end(o, message, MPT__ONNX_FLOAT);
+}
+static void mpt__onnx_text(mpt__onnx *o, const char *key, const char *text) {
+	const size_t message = mpt__onnx_attribute_begin(o, key);
+	mpt__tools_put_text_field(&o->attributes, 4, text);
+	mpt__onnx_attribute_end(o, message, MPT__ONNX_STRING);
+}
+static void mpt__onnx_texts(mpt__onnx *o, const char *key, const char *text) {
+	const size_t message = mpt__onnx_attribute_begin(o, key);
+	mpt__tools_put_text_field(&o->attributes, 9, text);
+	mpt__onnx_attribute_end(o, message, MPT__ONNX_STRINGS);
+}
+
+/* A value of a graph within the graph, of any shape. */
+static void mpt__onnx_put_typed(const mpt__onnx *o, mpt__tools_bytes *to, int field, int value) {
+	const size_t info = mpt__tools_message_begin(to, field);
+	mpt__tools_put_text_field(to, 1, mpt__onnx_name(o, value));
+	const size_t type = mpt__tools_message_begin(to, 2);
+	const size_t tensor = mpt__tools_message_begin(to, 1);
+	mpt__tools_put_int_field(to, 1, mpt__onnx_type(mpt__onnx_dtype(o, value)));
+	mpt__tools_message_end(to, tensor);
+	mpt__tools_message_end(to, type);
+	mpt__tools_message_end(to, info);
+}
+
+/* A node with the attributes that were set. An input of -1 is left out; so is an output. */
+static void mpt__onnx_put_many(
+	mpt__onnx *o, const char *type, const int *in, int n_in, const int *out, int n_out) {
+	mpt__tools_bytes *to = &o->nodes;
+	while (n_in > 0 && in[n_in - 1] < 0) n_in--;
+	const size_t message = mpt__tools_message_begin(to, MPT__ONNX_NODE);
+	for (int i = 0; i < n_in; i++)
+		mpt__tools_put_text_field(to, MPT__ONNX_NODE_INPUT, mpt__onnx_name(o, in[i]));
+	for (int i = 0; i < n_out; i++)
+		mpt__tools_put_text_field(to, MPT__ONNX_NODE_OUTPUT, mpt__onnx_name(o, out[i]));
+	const char *name = "";
+	for (int i = n_out; i-- > 0;)
+		if (out[i] >= 0) name = mpt__onnx_name(o, out[i]);
+	mpt__tools_put_text_field(to, MPT__ONNX_NODE_NAME, name);
+	mpt__tools_put_text_field(to, MPT__ONNX_NODE_TYPE, type);
+	if (o->attributes.size) mpt__tools_bytes_put(to, o->attributes.data, o->attributes.size);
+	mpt__tools_message_end(to, message);
+	if (to->failed || o->attributes.failed) mpt__onnx_out_of_memory(o);
+	o->attributes.size = 0;
+}
+
+static int mpt__onnx_put(
+	mpt__onnx *o, const char *type, const int *in, int n_in, mpt_dtype dtype) {
+	const int out = mpt__onnx_made(o, dtype);
+	mpt__onnx_put_many(o, type, in, n_in, &out, 1);
+	return out;
+}
+
+/* Of one input and two, whose dtype, that of the first, the result has. */
+static int mpt__onnx_one(mpt__onnx *o, const char *type, int a) {
+	return mpt__onnx_put(o, type, &a, 1, mpt__onnx_dtype(o, a));
+}
+static int mpt__onnx_two(mpt__onnx *o, const char *type, int a, int b) {
+	const int in[] = {a, b};
+	return mpt__onnx_put(o, type, in, 2, mpt__onnx_dtype(o, a));
+}
+
+static int mpt__onnx_cast(mpt__onnx *o, int value, mpt_dtype dtype) {
+	if (value < 0 || o->values[value].dtype == dtype) return value;
+	if (o->values[value].cast[dtype]) return o->values[value].cast[dtype] - 1;
+	if (!mpt__onnx_type(dtype)) return mpt__onnx_fail(o, "a dtype that ONNX does not have");
+	mpt__onnx_int(o, "to", mpt__onnx_type(dtype));
+	const int out = mpt__onnx_put(o, "Cast", &value, 1, dtype);
+	if (out >= 0) o->values[value].cast[dtype] = out + 1;
+	return out;
+}
+
+/* ==== The op under way ==== */
+
+/* What it reads as input i; -1: nothing. */
+static int mpt__onnx_in(mpt__onnx *o, int i) {
+	if (i >= o->node->inputs) return -1;
+	const mpt_edge edge = o->node->input[i];
+	return edge.node < 0 ? -1 : o->results[edge.node * MPT_NODE_OUTPUTS + edge.output];
+}
+static int mpt__onnx_in_as(mpt__onnx *o, int i, mpt_dtype dtype) {
+	return mpt__onnx_cast(o, mpt__onnx_in(o, i), dtype);
+}
+static int mpt__onnx_wide(mpt__onnx *o, int i) { return mpt__onnx_in_as(o, i, MPT_F32); }
+
+/* The shape of input i in the graph, or, second, in the twin. */
+static const mpt_shape *mpt__onnx_shape(const mpt__onnx *o, int i, int second) {
+	const mpt_edge edge = o->node->input[i];
+	return &mpt_graph_node(second && o->varies ? o->twin : o->graph, edge.node)
+				->shape[edge.output];
+}
+static int mpt__onnx_rank(const mpt__onnx *o, int i) { return mpt__onnx_shape(o, i, 0)->rank; }
+
+/* The sizes of input i from dimension `from` on are written down as they are: they may not go with
+   the batch. */
+static void mpt__onnx_fixed(mpt__onnx *o, int i, int from) {
+	if (i >= o->node->inputs || o->node->input[i].node < 0) return;
+	const mpt_shape *shape = mpt__onnx_shape(o, i, 0), *other = mpt__onnx_shape(o, i, 1);
+	for (int d = from < 0 ? 0 : from; d < shape->rank; d++)
+		if (shape->dim[d] != other->dim[d])
+			mpt__onnx_fail(o, "a size that goes with the batch where ONNX wants a number");
+}
+
+/* Output k of the op is this value, in the dtype that it has in the net. */
+static void mpt__onnx_give(mpt__onnx *o, int k, int value) {
+	if (k < o->node->outputs)
+		o->results[o->at * MPT_NODE_OUTPUTS + k] = mpt__onnx_cast(o, value, o->node->dtype[k]);
+}
+
+/* The dtype in which elements are added and multiplied: fp16 where all is, else fp32. Runtimes have
+   few kernels of bf16, and each is the same as one of fp32 whose result is rounded. */
+static mpt_dtype mpt__onnx_real(const mpt__onnx *o) {
+	return o->node->dtype[0] == MPT_F16 ? MPT_F16 : MPT_F32;
+}
+
+/* Input i as a factor of a product: rounded to what the op computes in. */
+static int mpt__onnx_factor(mpt__onnx *o, int i, mpt_dtype real) {
+	const mpt_dtype compute = o->node->compute;
+	int value = mpt__onnx_in(o, i);
+	if (compute == MPT_F8E4M3 || compute == MPT_F8E5M2)
+		return mpt__onnx_fail(o, "products of fp8, whose scales the net keeps to itself");
+	if (compute == MPT_F16 || compute == MPT_BF16) value = mpt__onnx_cast(o, value, compute);
+	return mpt__onnx_cast(o, value, real);
+}
+
+static mpt_dtype mpt__onnx_product(const mpt__onnx *o) {
+	return o->node->compute == MPT_F16 && o->node->dtype[0] == MPT_F16 ? MPT_F16 : MPT_F32;
+}
+
+/* ==== Tensors of the file ==== */
+
+static mpt__onnx_weight *mpt__onnx_weight_new(mpt__onnx *o, int value, const mpt_shape *shape) {
+	if (value < 0) return NULL;
+	if (o->weight_count == o->weight_room) {
+		const int room = o->weight_room ? 2 * o->weight_room : 128;
+		mpt__onnx_weight *weights =
+			(mpt__onnx_weight *)mpt__tools_allocate((size_t)room * sizeof *weights);
+		if (!weights) {
+			mpt__onnx_out_of_memory(o);
+			return NULL;
+		}
+		if (o->weight_count) memcpy(weights, o->weights, (size_t)o->weight_count * sizeof *weights);
+		mpt__tools_release(o->weights);
+		o->weights = weights, o->weight_room = room;
+	}
+	mpt__onnx_weight *weight = &o->weights[o->weight_count++];
+	weight->value = value;
+	weight->shape = *shape;
+	weight->offset = -1;
+	weight->bytes = mpt__tools_shape_numel(shape) *
+		(int64_t)mpt_dtype_size(o->values[value].dtype);
+	return weight;
+}
+
+/* A constant made here, little-endian; the same one is there once. */
+static int mpt__onnx_constant(
+	mpt__onnx *o, mpt_dtype dtype, const mpt_shape *shape, const mpt__tools_bytes *data) {
+	char name[40];
+	int number = 0;
+	if (data->failed) return mpt__onnx_out_of_memory(o);
+	for (int i = 0; i < o->weight_count; i++) {
+		const mpt__onnx_weight *w = &o->weights[i];
+		if (!w->data) continue;
+		number++;
+		if (o->values[w->value].dtype == dtype && w->bytes == (int64_t)data->size &&
+			w->shape.rank == shape->rank &&
+			memcmp(w->shape.dim, shape->dim, (size_t)shape->rank * sizeof *shape->dim) == 0 &&
+			memcmp(w->data, data->data, data->size) == 0)
+			return w->value;
+	}
+	mpt__tools_note note = mpt__tools_note_begin(name, sizeof name);
+	mpt__tools_note_add(&note, "constant/%lld", (long long)number);
+	mpt__onnx_weight *weight =
+		mpt__onnx_weight_new(o, mpt__onnx_value_new(o, name, dtype), shape);
+	if (!weight) return -1;
+	weight->data = (unsigned char *)mpt__tools_allocate(data->size);
+	if (!weight->data) return mpt__onnx_out_of_memory(o);
+	if (data->size) memcpy(weight->data, data->data, data->size);
+	return weight->value;
+}
+
+/* fp32 numbers. */
+static int mpt__onnx_floats(mpt__onnx *o, const double *values, mpt_shape shape) {
+	mpt__tools_bytes data = {NULL, 0, 0, false};
+	const int64_t count = mpt__tools_shape_numel(&shape);
+	for (int64_t i = 0; i < count; i++) {
+		const float narrow = (float)values[i];
+		uint32_t bits;
+		memcpy(&bits, &narrow, sizeof bits);
+		mpt__tools_put_little(&data, bits, 4);
+	}
+	const int out = mpt__onnx_constant(o, MPT_F32, &shape, &data);
+	mpt__tools_bytes_free(&data);
+	return out;
+}
+static int mpt__onnx_number(mpt__onnx *o, double value) {
+	return mpt__onnx_floats(o, &value, MPT_SCALAR);
+}
+
+/* The same number over and over. */
+static int mpt__onnx_filled(mpt__onnx *o, double value, const mpt_shape *shape) {
+	const int64_t count = mpt__tools_shape_numel(shape);
+	double *values = (double *)mpt__tools_allocate((size_t)count * sizeof *values);
+	if (!values) return mpt__onnx_out_of_memory(o);
+	for (int64_t i = 0; i < count; i++) values[i] = value;
+	const int out = mpt__onnx_floats(o, values, *shape);
+	mpt__tools_release(values);
+	return out;
+}
+
+static int mpt__onnx_integers(mpt__onnx *o, const int64_t *values, mpt_shape shape) {
+	mpt__tools_bytes data = {NULL, 0, 0, false};
+	const int64_t count = mpt__tools_shape_numel(&shape);
+	for (int64_t i = 0; i < count; i++) mpt__tools_put_little(&data, (uint64_t)values[i], 8);
+	const int out = mpt__onnx_constant(o, MPT_I64, &shape, &data);
+	mpt__tools_bytes_free(&data);
+	return out;
+}
+static int mpt__onnx_list(mpt__onnx *o, const int64_t *values, int count) {
+	return mpt__onnx_integers(o, values, MPT_SHAPE(count));
+}
+static int mpt__onnx_integer(mpt__onnx *o, int64_t value) {
+	return mpt__onnx_integers(o, &value, MPT_SHAPE(1));
+}
+
+/* ==== Sizes ==== */
+
+/* The batch's size, [1]. */
+static int mpt__onnx_batch(mpt__onnx *o) {
+	for (int i = 0; o->batch_value < 0 && i < o->n_inputs; i++) {
+		const int dim = o->config->batch_dims ? o->config->batch_dims[i] : 0;
+		const mpt_node *input = mpt_graph_node(o->graph, i);
+		if (dim < 0 || dim >= input->shape[0].rank) continue;
+		mpt__onnx_int(o, "start", dim);
+		mpt__onnx_int(o, "end", dim + 1);
+		o->batch_value =
+			mpt__onnx_put(o, "Shape", &o->results[i * MPT_NODE_OUTPUTS], 1, MPT_I64);
+	}
+	return o->batch_value;
+}
+
+/* A number of the graph that is `other` in the twin as times * batch + more. */
+static bool mpt__onnx_goes_with(
+	const mpt__onnx *o, int64_t number, int64_t other, int64_t *times, int64_t *more) {
+	const int64_t step = o->batch[1] - o->batch[0];
+	if (step <= 0 || (other - number) % step != 0) return false;
+	*times = (other - number) / step;
+	*more = number - *times * o->batch[0];
+	return *times > 0 && *more >= 0;
+}
+
+/* Such a number as a value, [1]. */
+static int mpt__onnx_size(mpt__onnx *o, int64_t number, int64_t other) {
+	int64_t times, more;
+	if (number == other) return mpt__onnx_integer(o, number);
+	if (!mpt__onnx_goes_with(o, number, other, &times, &more))
+		return mpt__onnx_fail(o, "a size that does not go with the batch; name no batch");
+	int value = mpt__onnx_batch(o);
+	if (times != 1) value = mpt__onnx_two(o, "Mul", value, mpt__onnx_integer(o, times));
+	return more == 0 ? value : mpt__onnx_two(o, "Add", value, mpt__onnx_integer(o, more));
+}
+
+/* A shape as a value. */
+static int mpt__onnx_dims(mpt__onnx *o, const mpt_shape *shape, const mpt_shape *other) {
+	int parts[MPT_MAX_RANK], changed = 0;
+	for (int i = 0; i < shape->rank; i++) changed += shape->dim[i] != other->dim[i];
+	if (changed == 0) return mpt__onnx_list(o, shape->dim, shape->rank);
+	for (int i = 0; i < shape->rank; i++)
+		parts[i] = mpt__onnx_size(o, shape->dim[i], other->dim[i]);
+	if (shape->rank == 1) return parts[0];
+	mpt__onnx_int(o, "axis", 0);
+	return mpt__onnx_put(o, "Concat", parts, shape->rank, MPT_I64);
+}
+
+/* A value in another shape. The one size that goes with the batch is left to the runtime. */
+static int mpt__onnx_reshape(
+	mpt__onnx *o, int value, const mpt_shape *shape, const mpt_shape *other) {
+	mpt_shape open = *shape;
+	int changed = 0, zeros = 0;
+	for (int i = 0; i < shape->rank; i++) {
+		if (shape->dim[i] != other->dim[i]) open.dim[i] = -1, changed++;
+		zeros += shape->dim[i] == 0;
+	}
+	const int dims = changed == 1 && zeros == 0 ? mpt__onnx_list(o, open.dim, open.rank)
+												: mpt__onnx_dims(o, shape, other);
+	if (zeros) mpt__onnx_int(o, "allowzero", 1);
+	return mpt__onnx_two(o, "Reshape", value, dims);
+}
+
+/* In sizes that the runtime fills in: 0 that of the value, -1 what is left. */
+static int mpt__onnx_as(mpt__onnx *o, int value, mpt_shape shape) {
+	return mpt__onnx_two(o, "Reshape", value, mpt__onnx_list(o, shape.dim, shape.rank));
+}
+
+/* In the shape of the op's output. */
+static int mpt__onnx_shaped(mpt__onnx *o, int value) {
+	return mpt__onnx_reshape(o, value, &o->node->shape[0], &o->other->shape[0]);
+}
+
+/* Stretched to that. Runtimes stretch no bf16. */
+static int mpt__onnx_expanded(mpt__onnx *o, int value) {
+	const int dims = mpt__onnx_dims(o, &o->node->shape[0], &o->other->shape[0]);
+	if (mpt__onnx_dtype(o, value) == MPT_BF16) value = mpt__onnx_cast(o, value, MPT_F32);
+	return mpt__onnx_cast(o, mpt__onnx_two(o, "Expand", value, dims), o->node->dtype[0]);
+}
+
+/* Dimension i of the result is dimension order[i] of the value. */
+static int mpt__onnx_transpose(mpt__onnx *o, int value, mpt_shape order) {
+	mpt__onnx_ints(o, "perm", order.dim, order.rank);
+	return mpt__onnx_one(o, "Transpose", value);
+}
+
+/* Elements [start, stop) of a dimension. */
+static int mpt__onnx_part(mpt__onnx *o, int value, int64_t dim, int64_t start, int64_t stop) {
+	const int in[] = {value, mpt__onnx_integer(o, start), mpt__onnx_integer(o, stop),
+		mpt__onnx_integer(o, dim)};
+	return mpt__onnx_put(o, "Slice", in, 4, mpt__onnx_dtype(o, value));
+}
+
+static int mpt__onnx_concat(mpt__onnx *o, const int *parts, int count, int64_t dim) {
+	if (count == 1) return parts[0];
+	mpt__onnx_int(o, "axis", dim);
+	return mpt__onnx_put(o, "Concat", parts, count, mpt__onnx_dtype(o, parts[0]));
+}
+
+/* A reduction over some dimensions. */
+static int mpt__onnx_reduce(
+	mpt__onnx *o, const char *type, int value, const int64_t *dims, int count, bool keep) {
+	const int in[] = {value, mpt__onnx_list(o, dims, count)};
+	mpt__onnx_int(o, "keepdims", keep);
+	return mpt__onnx_put(o, type, in, 2, mpt__onnx_dtype(o, value));
+}
+
+/* value function number. */
+static int mpt__onnx_with(mpt__onnx *o, const char *type, int value, double number) {
+	return mpt__onnx_two(o, type, value,
+		mpt__onnx_cast(o, mpt__onnx_number(o, number), mpt__onnx_dtype(o, value)));
+}
+
+static int mpt__onnx_where(mpt__onnx *o, int condition, int a, int b) {
+	const int in[] = {condition, a, b};
+	return mpt__onnx_put(o, "Where", in, 3, mpt__onnx_dtype(o, a));
+}
+
+/* A comparison. */
+static int mpt__onnx_compare(mpt__onnx *o, const char *type, int a, int b) {
+	const int in[] = {a, b};
+	return mpt__onnx_put(o, type, in, 2, MPT_BOOL);
+}
+
+/* ----
+ * tools/onnx_ops.c: how ops on elements, shapes, indices and along dimensions are written as ONNX.
+ *
+ * Each function writes the op under way. Its numbers are those of the op's row in src/ops/.
+ * ---- */
+
+/* A row of the table of ops: what it becomes, and who writes it. */
+typedef struct mpt__onnx_row {
+	const char *op, *form; /* form: the node's type, or "composed" */
+	void (*write)(mpt__onnx *o, const char *form);
+} mpt__onnx_row;
+
+/* ==== Elements ==== */
+
+/* A function of each element, in fp32. */
+static void mpt__onnx_unary(mpt__onnx *o, const char *form) {
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, form, mpt__onnx_wide(o, 0)));
+}
+
+/* One that gives a half of a half without rounding. */
+static void mpt__onnx_plain(mpt__onnx *o, const char *form) {
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, form, mpt__onnx_in_as(o, 0, mpt__onnx_real(o))));
+}
+
+static void mpt__onnx_binary(mpt__onnx *o, const char *form) {
+	const mpt_dtype real = mpt__onnx_real(o);
+	const int a = mpt__onnx_in_as(o, 0, real), b = mpt__onnx_in_as(o, 1, real);
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, form, a, b));
+}
+
+static void mpt__onnx_wide_binary(mpt__onnx *o, const char *form) {
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, form, mpt__onnx_wide(o, 0), mpt__onnx_wide(o, 1)));
+}
+
+static void mpt__onnx_scalar(mpt__onnx *o, const char *form) {
+	mpt__onnx_give(o, 0, mpt__onnx_with(o, form, mpt__onnx_wide(o, 0), o->node->number[0]));
+}
+
+static void mpt__onnx_pow_scalar(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	const double power = o->node->number[0];
+	mpt__onnx_give(o, 0,
+		power == 2.0 ? mpt__onnx_two(o, "Mul", x, x) : mpt__onnx_with(o, form, x, power));
+}
+
+/* Of one with `alpha`. */
+static void mpt__onnx_alpha(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	mpt__onnx_float(o, "alpha", o->node->number[0]);
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, form, x));
+}
+
+static void mpt__onnx_clamp(mpt__onnx *o, const char *form) {
+	int in[3];
+	in[0] = mpt__onnx_wide(o, 0);
+	for (int i = 0; i < 2; i++)
+		in[1 + i] = mpt__tools_is_finite(o->node->number[i])
+			? mpt__onnx_number(o, o->node->number[i])
+			: -1;
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, MPT_F32));
+}
+
+static void mpt__onnx_predicate(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, &x, 1, MPT_BOOL));
+}
+
+/* x (1 + erf(x / sqrt(2))) / 2 */
+static void mpt__onnx_gelu(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	int y = mpt__onnx_one(o, "Erf", mpt__onnx_with(o, "Div", x, 1.4142135623730951));
+	y = mpt__onnx_two(o, "Mul", x, mpt__onnx_with(o, "Add", y, 1.0));
+	mpt__onnx_give(o, 0, mpt__onnx_with(o, "Mul", y, 0.5));
+}
+
+/* x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 */
+static void mpt__onnx_gelu_tanh(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	int y = mpt__onnx_two(o, "Mul", mpt__onnx_two(o, "Mul", x, x), x);
+	y = mpt__onnx_two(o, "Add", x, mpt__onnx_with(o, "Mul", y, 0.044715));
+	y = mpt__onnx_one(o, "Tanh", mpt__onnx_with(o, "Mul", y, 0.7978845608028654));
+	y = mpt__onnx_two(o, "Mul", x, mpt__onnx_with(o, "Add", y, 1.0));
+	mpt__onnx_give(o, 0, mpt__onnx_with(o, "Mul", y, 0.5));
+}
+
+static void mpt__onnx_silu(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, "Mul", x, mpt__onnx_one(o, "Sigmoid", x)));
+}
+
+static void mpt__onnx_softplus(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	const double beta = o->node->number[0], threshold = o->node->number[1];
+	const int scaled = beta == 1.0 ? x : mpt__onnx_with(o, "Mul", x, beta);
+	int y = mpt__onnx_one(o, form, scaled);
+	if (beta != 1.0) y = mpt__onnx_with(o, "Div", y, beta);
+	const int far = mpt__onnx_compare(o, "Greater", scaled, mpt__onnx_number(o, threshold));
+	mpt__onnx_give(o, 0, mpt__onnx_where(o, far, x, y));
+}
+
+/* With u = 1 + x: x log(u) / (u - 1), and x where u is 1: what rounding u has lost goes away. */
+static void mpt__onnx_log1p(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0), u = mpt__onnx_with(o, "Add", x, 1.0);
+	(void)form;
+	const int less = mpt__onnx_with(o, "Sub", u, 1.0);
+	const int tiny = mpt__onnx_compare(o, "Equal", less, mpt__onnx_number(o, 0.0));
+	int y = mpt__onnx_two(o, "Mul", x, mpt__onnx_one(o, "Log", u));
+	y = mpt__onnx_two(o, "Div", y, mpt__onnx_where(o, tiny, mpt__onnx_number(o, 1.0), less));
+	mpt__onnx_give(o, 0, mpt__onnx_where(o, tiny, x, y));
+}
+
+static void mpt__onnx_rsqrt(mpt__onnx *o, const char *form) {
+	(void)form;
+	const int root = mpt__onnx_one(o, "Sqrt", mpt__onnx_wide(o, 0));
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, "Reciprocal", root));
+}
+
+/* Numbers of equal dtypes that runtimes compare: fp32, or integers of 32 or 64 bits. */
+static void mpt__onnx_comparison(mpt__onnx *o, const char *form) {
+	const mpt_dtype a = mpt__onnx_dtype(o, mpt__onnx_in(o, 0));
+	const mpt_dtype b = mpt__onnx_dtype(o, mpt__onnx_in(o, 1));
+	const bool real = mpt__onnx_is_float(a) || mpt__onnx_is_float(b);
+	const mpt_dtype dtype = real ? MPT_F32 : a == MPT_I64 || b == MPT_I64 ? MPT_I64 : MPT_I32;
+	const bool differ = strcmp(form, "composed") == 0;
+	int y = mpt__onnx_compare(o, differ ? "Equal" : form, mpt__onnx_in_as(o, 0, dtype),
+		mpt__onnx_in_as(o, 1, dtype));
+	mpt__onnx_give(o, 0, differ ? mpt__onnx_one(o, "Not", y) : y);
+}
+
+static void mpt__onnx_logical(mpt__onnx *o, const char *form) {
+	int in[2];
+	for (int i = 0; i < o->node->inputs && i < 2; i++) in[i] = mpt__onnx_in_as(o, i, MPT_BOOL);
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, o->node->inputs, MPT_BOOL));
+}
+
+static void mpt__onnx_choice(mpt__onnx *o, const char *form) {
+	(void)form;
+	mpt__onnx_give(o, 0,
+		mpt__onnx_where(o, mpt__onnx_in(o, 0), mpt__onnx_wide(o, 1), mpt__onnx_wide(o, 2)));
+}
+
+/* ==== Shapes ==== */
+
+/* Only the dtype may change, which mpt__onnx_give sees to. */
+static void mpt__onnx_same(mpt__onnx *o, const char *form) {
+	(void)form;
+	mpt__onnx_give(o, 0, mpt__onnx_in(o, 0));
+}
+
+static void mpt__onnx_reshaped(mpt__onnx *o, const char *form) {
+	const mpt_shape *from = mpt__onnx_shape(o, 0, 0), *to = &o->node->shape[0];
+	bool same = from->rank == to->rank;
+	(void)form;
+	for (int i = 0; same && i < to->rank; i++) same = from->dim[i] == to->dim[i];
+	const int x = mpt__onnx_in(o, 0);
+	mpt__onnx_give(o, 0, same ? x : mpt__onnx_shaped(o, x));
+}
+
+static void mpt__onnx_permute(mpt__onnx *o, const char *form) {
+	mpt_shape order;
+	order.rank = o->node->rank;
+	(void)form;
+	memcpy(order.dim, o->node->index, sizeof order.dim);
+	mpt__onnx_give(o, 0, mpt__onnx_transpose(o, mpt__onnx_in(o, 0), order));
+}
+
+static void mpt__onnx_slice(mpt__onnx *o, const char *form) {
+	const mpt_node *node[2];
+	int64_t start[2], stop[2], whole = 0;
+	node[0] = o->node, node[1] = o->other;
+	const int64_t dim = o->node->index[0], step = o->node->index[3];
+	for (int i = 0; i < 2; i++) {
+		const int64_t count = node[i]->shape[0].dim[dim];
+		start[i] = node[i]->index[1];
+		stop[i] = count > 0 ? start[i] + (count - 1) * step + 1 : start[i];
+		whole += start[i] == 0 && count == mpt__onnx_shape(o, 0, i)->dim[dim];
+	}
+	const int x = mpt__onnx_in(o, 0);
+	if (whole == 2) {
+		mpt__onnx_give(o, 0, x);
+		return;
+	}
+	const int in[] = {x, mpt__onnx_size(o, start[0], start[1]), mpt__onnx_size(o, stop[0], stop[1]),
+		mpt__onnx_integer(o, dim), mpt__onnx_integer(o, step)};
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 5, mpt__onnx_dtype(o, x)));
+}
+
+static void mpt__onnx_expand(mpt__onnx *o, const char *form) {
+	(void)form;
+	mpt__onnx_give(o, 0, mpt__onnx_expanded(o, mpt__onnx_in(o, 0)));
+}
+
+static void mpt__onnx_cat(mpt__onnx *o, const char *form) {
+	int parts[MPT_NODE_INPUTS];
+	(void)form;
+	for (int i = 0; i < o->node->inputs; i++)
+		parts[i] = mpt__onnx_in_as(o, i, o->node->dtype[0]);
+	mpt__onnx_give(o, 0, mpt__onnx_concat(o, parts, o->node->inputs, o->node->index[0]));
+}
+
+/* index: before and after the last dimension, then the one before it, and so on. */
+static void mpt__onnx_pad(mpt__onnx *o, const char *form) {
+	int64_t pads[2 * MPT_MAX_RANK];
+	const int rank = mpt__onnx_rank(o, 0);
+	memset(pads, 0, sizeof pads);
+	for (int i = 0; i < o->node->rank; i++)
+		pads[(i % 2) * rank + rank - 1 - i / 2] = o->node->index[i];
+	const int in[] = {mpt__onnx_wide(o, 0), mpt__onnx_list(o, pads, 2 * rank),
+		mpt__onnx_number(o, o->node->number[0])};
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, MPT_F32));
+}
+
+static void mpt__onnx_flip(mpt__onnx *o, const char *form) {
+	(void)form;
+	const int x = mpt__onnx_in(o, 0);
+	const int in[] = {x, mpt__onnx_integer(o, -1), mpt__onnx_integer(o, -INT64_MAX),
+		mpt__onnx_integer(o, o->node->index[0]), mpt__onnx_integer(o, -1)};
+	mpt__onnx_give(o, 0, mpt__onnx_rank(o, 0) == 0
+			? x
+			: mpt__onnx_put(o, "Slice", in, 5, mpt__onnx_dtype(o, x)));
+}
+
+static void mpt__onnx_triangle(mpt__onnx *o, const char *form) {
+	const int in[] = {mpt__onnx_wide(o, 0),
+		mpt__onnx_integers(o, &o->node->index[0], MPT_SCALAR)};
+	mpt__onnx_int(o, "upper", o->node->name[2] == 'i' && o->node->name[3] == 'u');
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 2, MPT_F32));
+}
+
+/* index: height and width, or 0 where a scale counts, which is one through number; the way:
+   nearest, pixels as areas, corners stay. */
+static void mpt__onnx_resize(mpt__onnx *o, const char *form) {
+	static const char *const ways[] = {"asymmetric", "half_pixel", "align_corners"};
+	static const int64_t dims[] = {2, 3};
+	const int64_t *index = o->node->index, way = index[2];
+	int in[] = {mpt__onnx_wide(o, 0), -1, -1, -1};
+	mpt__onnx_fixed(o, 0, 2);
+	if (index[0] == 0 && way != 2) {
+		double scale[2];
+		for (int i = 0; i < 2; i++) scale[i] = 1.0 / o->node->number[i];
+		in[2] = mpt__onnx_floats(o, scale, MPT_SHAPE(2));
+	} else {
+		in[3] = mpt__onnx_list(o, &o->node->shape[0].dim[2], 2);
+	}
+	mpt__onnx_ints(o, "axes", dims, 2);
+	mpt__onnx_text(o, "mode", way == 0 ? "nearest" : "linear");
+	mpt__onnx_text(o, "coordinate_transformation_mode", ways[way]);
+	if (way == 0) mpt__onnx_text(o, "nearest_mode", "floor");
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 4, MPT_F32));
+}
+
+/* ==== Indices ==== */
+
+/* Elements, or rows of a table, along a dimension. */
+static void mpt__onnx_gather(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_in(o, 0);
+	mpt__onnx_int(o, "axis", o->node->index[0]);
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, form, x, mpt__onnx_in(o, 1)));
+}
+
+static void mpt__onnx_embedding(mpt__onnx *o, const char *form) {
+	mpt__onnx_int(o, "axis", 0);
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, form, mpt__onnx_in(o, 1), mpt__onnx_in(o, 0)));
+}
+
+static void mpt__onnx_scatter_add(mpt__onnx *o, const char *form) {
+	const int in[] = {mpt__onnx_wide(o, 0), mpt__onnx_in(o, 1), mpt__onnx_wide(o, 2)};
+	mpt__onnx_int(o, "axis", o->node->index[0]);
+	mpt__onnx_text(o, "reduction", "add");
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, MPT_F32));
+}
+
+/* 0, 1 and so on. */
+static int mpt__onnx_counted(mpt__onnx *o, int64_t count) {
+	int64_t *numbers = (int64_t *)mpt__tools_allocate((size_t)count * sizeof *numbers);
+	if (!numbers) return mpt__onnx_out_of_memory(o);
+	for (int64_t i = 0; i < count; i++) numbers[i] = i;
+	const int out = mpt__onnx_integers(o, numbers, MPT_SHAPE(count));
+	mpt__tools_release(numbers);
+	return out;
+}
+
+/* Which of the classes each is. */
+static void mpt__onnx_one_hot(mpt__onnx *o, const char *form) {
+	(void)form;
+	const int x = mpt__onnx_two(o, "Unsqueeze", mpt__onnx_in(o, 0), mpt__onnx_integer(o, -1));
+	const int all = mpt__onnx_counted(o, o->node->index[1]);
+	mpt__onnx_give(o, 0, mpt__onnx_compare(o, "Equal", x, all));
+}
+
+/* index: dimension, how many, the largest first. */
+static void mpt__onnx_argsort(mpt__onnx *o, const char *form) {
+	const int64_t dim = o->node->index[0];
+	const int in[] = {mpt__onnx_wide(o, 0),
+		mpt__onnx_size(o, o->node->shape[0].dim[dim], o->other->shape[0].dim[dim])};
+	const int out[] = {mpt__onnx_made(o, MPT_F32), mpt__onnx_made(o, MPT_I64)};
+	mpt__onnx_int(o, "axis", dim);
+	mpt__onnx_int(o, "largest", o->node->index[2] != 0);
+	mpt__onnx_put_many(o, form, in, 2, out, 2);
+	mpt__onnx_give(o, 0, out[1]);
+}
+
+/* ==== Along dimensions ==== */
+
+/* The dimensions that a reduction goes over; returns how many. */
+static int mpt__onnx_dims_of(const mpt__onnx *o, int64_t *dims) {
+	int count = 0;
+	if (!o->node->index[2]) dims[count++] = o->node->index[0];
+	for (int i = 0; i < mpt__onnx_rank(o, 0) && o->node->index[2]; i++) dims[count++] = i;
+	return count;
+}
+
+static int mpt__onnx_over(mpt__onnx *o, const char *form, int value, bool keep) {
+	int64_t dims[MPT_MAX_RANK];
+	const int count = mpt__onnx_dims_of(o, dims);
+	return mpt__onnx_reduce(o, form, value, dims, count, keep);
+}
+
+static void mpt__onnx_reduction(mpt__onnx *o, const char *form) {
+	mpt__onnx_give(o, 0, mpt__onnx_over(o, form, mpt__onnx_wide(o, 0), o->node->index[1] != 0));
+}
+
+static void mpt__onnx_argmax(mpt__onnx *o, const char *form) {
+	const bool all = o->node->index[2] != 0;
+	int x = mpt__onnx_wide(o, 0);
+	if (all) x = mpt__onnx_as(o, x, MPT_SHAPE(-1));
+	mpt__onnx_int(o, "axis", all ? 0 : o->node->index[0]);
+	mpt__onnx_int(o, "keepdims", all || o->node->index[1]);
+	x = mpt__onnx_put(o, form, &x, 1, MPT_I64);
+	mpt__onnx_give(o, 0, all ? mpt__onnx_shaped(o, x) : x);
+}
+
+/* number[0] is 1 / (n - correction). */
+static void mpt__onnx_variance(mpt__onnx *o, const char *form) {
+	const int64_t n = o->node->index[3], other = o->other->index[3];
+	const double part = o->node->number[0];
+	const int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	int y = mpt__onnx_two(o, "Sub", x, mpt__onnx_over(o, "ReduceMean", x, true));
+	y = mpt__onnx_over(o, "ReduceSum", mpt__onnx_two(o, "Mul", y, y), o->node->index[1] != 0);
+	if (n == other) {
+		y = mpt__onnx_with(o, "Mul", y, part);
+	} else {
+		const double correction = floor((double)n - 1.0 / part + 0.5);
+		const int count = mpt__onnx_cast(o, mpt__onnx_size(o, n, other), MPT_F32);
+		const int scalar = mpt__onnx_as(o, count, MPT_SCALAR);
+		y = mpt__onnx_two(o, "Div", y, mpt__onnx_with(o, "Sub", scalar, correction));
+	}
+	mpt__onnx_give(o, 0, o->node->name[0] == 's' ? mpt__onnx_one(o, "Sqrt", y) : y);
+}
+
+static void mpt__onnx_norm(mpt__onnx *o, const char *form) {
+	const double p = o->node->number[0];
+	const int x = mpt__onnx_wide(o, 0);
+	const bool largest = p != 1.0 && p != 2.0;
+	(void)form;
+	mpt__onnx_give(o, 0,
+		mpt__onnx_over(o,
+			largest        ? "ReduceMax"
+				: p == 1.0 ? "ReduceL1"
+						   : "ReduceL2",
+			largest ? mpt__onnx_one(o, "Abs", x) : x, o->node->index[1] != 0));
+}
+
+static void mpt__onnx_cumsum(mpt__onnx *o, const char *form) {
+	const int in[] = {mpt__onnx_wide(o, 0),
+		mpt__onnx_integers(o, &o->node->index[0], MPT_SCALAR)};
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 2, MPT_F32));
+}
+
+static void mpt__onnx_softmax(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	mpt__onnx_int(o, "axis", o->node->index[0]);
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, form, x));
+}
+
+/* a b / (max(|a|, eps) max(|b|, eps)) */
+static void mpt__onnx_cosine(mpt__onnx *o, const char *form) {
+	const int a = mpt__onnx_wide(o, 0), b = mpt__onnx_wide(o, 1);
+	int size[2];
+	(void)form;
+	const int y = mpt__onnx_over(o, "ReduceSum", mpt__onnx_two(o, "Mul", a, b), false);
+	for (int i = 0; i < 2; i++) {
+		size[i] = mpt__onnx_over(o, "ReduceL2", i ? b : a, false);
+		size[i] = mpt__onnx_with(o, "Max", size[i], o->node->number[0]);
+	}
+	mpt__onnx_give(
+		o, 0, mpt__onnx_two(o, "Div", y, mpt__onnx_two(o, "Mul", size[0], size[1])));
+}
+
+/* ----
+ * tools/onnx_layers.c: how products, convolutions, pools, norms, attention, recurrent layers and
+ * losses are written as ONNX, and the table of all ops.
+ * ---- */
+
+/* ==== Products ==== */
+
+static void mpt__onnx_matmul(mpt__onnx *o, const char *form) {
+	const mpt_dtype real = mpt__onnx_product(o);
+	const int a = mpt__onnx_factor(o, 0, real), b = mpt__onnx_factor(o, 1, real);
+	mpt__onnx_give(o, 0, mpt__onnx_two(o, form, a, b));
+}
+
+/* Of rows one Gemm; else a product of stacks of matrices, and a sum. */
+static void mpt__onnx_linear(mpt__onnx *o, const char *form) {
+	const mpt_dtype real = mpt__onnx_product(o);
+	int in[] = {mpt__onnx_factor(o, 0, real), mpt__onnx_factor(o, 1, real),
+		mpt__onnx_in_as(o, 2, real)};
+	if (mpt__onnx_rank(o, 0) == 2) {
+		mpt__onnx_int(o, "transB", 1);
+		mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, real));
+		return;
+	}
+	in[1] = mpt__onnx_transpose(o, in[1], MPT_SHAPE(1, 0));
+	const int y = mpt__onnx_two(o, "MatMul", in[0], in[1]);
+	mpt__onnx_give(o, 0, in[2] < 0 ? y : mpt__onnx_two(o, "Add", y, in[2]));
+}
+
+/* One of the two numbers, for lines and pixels, that an integer of a convolution holds. */
+static int64_t mpt__onnx_half(int64_t pair, int d) {
+	return pair >> (d ? 0 : 32) & 0x7fffffff;
+}
+
+/* index: groups, stride, padding, dilation, output padding, `same`. */
+static void mpt__onnx_conv(mpt__onnx *o, const char *form) {
+	const int64_t *index = o->node->index;
+	const bool transposed = strcmp(o->node->name, "conv_transpose2d") == 0;
+	const mpt_shape *weight = mpt__onnx_shape(o, 1, 0);
+	const int dims = weight->rank - 2;
+	const mpt_dtype real = mpt__onnx_product(o);
+	int64_t kernel[2], stride[2], dilation[2], pads[4], more[2];
+	const int in[] = {mpt__onnx_factor(o, 0, real), mpt__onnx_factor(o, 1, real),
+		mpt__onnx_in_as(o, 2, real)};
+	for (int i = 0; i < dims; i++) {
+		const int d = i + 2 - dims;
+		kernel[i] = weight->dim[2 + i];
+		stride[i] = mpt__onnx_half(index[1], d);
+		pads[i] = pads[dims + i] = mpt__onnx_half(index[2], d);
+		dilation[i] = mpt__onnx_half(index[3], d);
+		more[i] = mpt__onnx_half(index[4], d);
+		if (index[5]) pads[dims + i] = dilation[i] * (kernel[i] - 1) - pads[i];
+	}
+	mpt__onnx_ints(o, "dilations", dilation, dims);
+	mpt__onnx_int(o, "group", index[0]);
+	mpt__onnx_ints(o, "kernel_shape", kernel, dims);
+	if (transposed) mpt__onnx_ints(o, "output_padding", more, dims);
+	mpt__onnx_ints(o, "pads", pads, 2 * dims);
+	mpt__onnx_ints(o, "strides", stride, dims);
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, real));
+}
+
+/* ==== Pools ==== */
+
+enum { MPT__ONNX_COUNTS_PADDING = 1, MPT__ONNX_ADAPTIVE = 2 };
+
+/* Windows of sizes that differ: one by one, along H and then along W. A mean of means is one, as
+   all of a window have as many elements. */
+static int mpt__onnx_pool_uneven(mpt__onnx *o, int x, bool most) {
+	const int64_t *in = mpt__onnx_shape(o, 0, 0)->dim;
+	for (int64_t dim = 2; dim < 4; dim++) {
+		const int64_t size = in[dim], count = o->node->index[dim - 2];
+		int *parts = (int *)mpt__tools_allocate((size_t)count * sizeof *parts);
+		if (!parts) return mpt__onnx_out_of_memory(o);
+		for (int64_t i = 0; i < count; i++) {
+			const int part = mpt__onnx_part(
+				o, x, dim, i * size / count, ((i + 1) * size + count - 1) / count);
+			parts[i] =
+				mpt__onnx_reduce(o, most ? "ReduceMax" : "ReduceMean", part, &dim, 1, true);
+		}
+		x = mpt__onnx_concat(o, parts, (int)count, dim);
+		mpt__tools_release(parts);
+	}
+	return x;
+}
+
+/* index: window, or sizes of the output where it is adaptive; steps; padding; how. Where sizes are
+   rounded up, the last windows reach beyond the padding, into what is in no mean. */
+static void mpt__onnx_pool(mpt__onnx *o, const char *form) {
+	const int64_t *index = o->node->index, *in = mpt__onnx_shape(o, 0, 0)->dim;
+	const bool most = strcmp(form, "MaxPool") == 0;
+	int64_t window[2], step[2], pads[4], beyond = 0;
+	bool even = true;
+	int x = mpt__onnx_wide(o, 0);
+	mpt__onnx_fixed(o, 0, 2);
+	for (int d = 0; d < 2; d++) {
+		window[d] = index[d], step[d] = index[2 + d], pads[d] = index[4 + d];
+		if (index[6] & MPT__ONNX_ADAPTIVE) {
+			even = even && in[2 + d] % index[d] == 0;
+			window[d] = step[d] = in[2 + d] / index[d];
+			pads[d] = 0;
+		}
+		const int64_t last = (o->node->shape[0].dim[2 + d] - 1) * step[d];
+		pads[2 + d] = last + window[d] - in[2 + d] - pads[d];
+		if (pads[2 + d] > pads[d]) beyond = pads[2 + d] - pads[d];
+		if (pads[2 + d] <= pads[d]) pads[2 + d] = pads[d];
+	}
+	if (!even) {
+		mpt__onnx_give(o, 0, mpt__onnx_pool_uneven(o, x, most));
+		return;
+	}
+	const bool counts = !most && (index[6] & MPT__ONNX_COUNTS_PADDING) != 0;
+	if (counts && beyond > 0 && pads[0] + pads[1] > 0) {
+		const int64_t own[] = {0, 0, pads[0], pads[1], 0, 0, pads[0], pads[1]};
+		x = mpt__onnx_two(o, "Pad", x, mpt__onnx_list(o, own, 8));
+		for (int d = 0; d < 2; d++) pads[2 + d] -= pads[d], pads[d] = 0;
+	}
+	if (!most) mpt__onnx_int(o, "count_include_pad", counts && beyond == 0);
+	mpt__onnx_ints(o, "kernel_shape", window, 2);
+	mpt__onnx_ints(o, "pads", pads, 4);
+	mpt__onnx_ints(o, "strides", step, 2);
+	mpt__onnx_give(o, 0, mpt__onnx_one(o, form, x));
+}
+
+/* ==== Norms ==== */
+
+/* A weight or bias, or, left out, as many of `number`. */
+static int mpt__onnx_or(mpt__onnx *o, int i, double number, const mpt_shape *shape) {
+	const int value = mpt__onnx_wide(o, i);
+	return value >= 0 ? value : mpt__onnx_filled(o, number, shape);
+}
+
+/* What is added before or behind. */
+static int mpt__onnx_and(mpt__onnx *o, int value, int i) {
+	const int more = mpt__onnx_wide(o, i);
+	return more < 0 ? value : mpt__onnx_two(o, "Add", value, more);
+}
+
+/* x / root(mean of squares + eps) over some dimensions. */
+static int mpt__onnx_by_squares(mpt__onnx *o, int x, const int64_t *dims, int count, double eps) {
+	int y = mpt__onnx_two(o, "Mul", x, x);
+	y = mpt__onnx_reduce(o, "ReduceMean", y, dims, count, true);
+	y = mpt__onnx_one(o, "Sqrt", mpt__onnx_with(o, "Add", y, eps));
+	return mpt__onnx_two(o, "Div", x, y);
+}
+
+/* index: dimensions of a row. in: x, weight, bias, and what is added to x, of which the sum is the
+   second output. */
+static void mpt__onnx_row_norm(mpt__onnx *o, const char *form) {
+	const int rank = mpt__onnx_rank(o, 0), count = (int)o->node->index[0];
+	const double eps = o->node->number[0];
+	mpt_shape row;
+	int64_t dims[MPT_MAX_RANK];
+	mpt__onnx_fixed(o, 0, rank - count);
+	row.rank = count;
+	for (int i = 0; i < count; i++) {
+		dims[i] = rank - count + i;
+		row.dim[i] = mpt__onnx_shape(o, 0, 0)->dim[dims[i]];
+	}
+	int x = mpt__onnx_and(o, mpt__onnx_wide(o, 0), 3);
+	if (o->node->outputs > 1) mpt__onnx_give(o, 1, x);
+	if (strcmp(form, "composed") == 0) {
+		x = mpt__onnx_by_squares(o, x, dims, count, eps);
+		const int weight = mpt__onnx_wide(o, 1);
+		if (weight >= 0) x = mpt__onnx_two(o, "Mul", x, weight);
+		mpt__onnx_give(o, 0, mpt__onnx_and(o, x, 2));
+		return;
+	}
+	const int in[] = {x, mpt__onnx_or(o, 1, 1.0, &row), mpt__onnx_wide(o, 2)};
+	mpt__onnx_int(o, "axis", -count);
+	mpt__onnx_float(o, "epsilon", eps);
+	mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, MPT_F32));
+}
+
+/* [C] so that it goes with [N, C, ..]. */
+static int mpt__onnx_by_channel(mpt__onnx *o, int value) {
+	mpt_shape shape = MPT_SHAPE(-1);
+	if (value < 0) return value;
+	for (int i = 2; i < mpt__onnx_rank(o, 0); i++) shape.dim[shape.rank++] = 1;
+	return mpt__onnx_as(o, value, shape);
+}
+
+static int mpt__onnx_scaled(mpt__onnx *o, int x) {
+	const int weight = mpt__onnx_by_channel(o, mpt__onnx_wide(o, 1));
+	const int bias = mpt__onnx_by_channel(o, mpt__onnx_wide(o, 2));
+	if (weight >= 0) x = mpt__onnx_two(o, "Mul", x, weight);
+	return bias >= 0 ? mpt__onnx_two(o, "Add", x, bias) : x;
+}
+
+/* in: x, weight, bias, mean, variance, and what is added to the result. Without a mean it is that
+   of the batch. */
+static void mpt__onnx_batch_norm(mpt__onnx *o, const char *form) {
+	const mpt_shape channels = MPT_SHAPE(mpt__onnx_shape(o, 0, 0)->dim[1]);
+	const double eps = o->node->number[0];
+	int64_t dims[MPT_MAX_RANK];
+	int x = mpt__onnx_wide(o, 0), count = 0;
+	if (mpt__onnx_in(o, 3) >= 0) {
+		const int in[] = {x, mpt__onnx_or(o, 1, 1.0, &channels),
+			mpt__onnx_or(o, 2, 0.0, &channels), mpt__onnx_wide(o, 3), mpt__onnx_wide(o, 4)};
+		mpt__onnx_float(o, "epsilon", eps);
+		x = mpt__onnx_put(o, form, in, 5, MPT_F32);
+	} else {
+		for (int i = 0; i < mpt__onnx_rank(o, 0); i++)
+			if (i != 1) dims[count++] = i;
+		const int mean = mpt__onnx_reduce(o, "ReduceMean", x, dims, count, true);
+		x = mpt__onnx_by_squares(o, mpt__onnx_two(o, "Sub", x, mean), dims, count, eps);
+		x = mpt__onnx_scaled(o, x);
+	}
+	mpt__onnx_give(o, 0, mpt__onnx_and(o, x, 5));
+}
+
+/* Groups as the channels of an instance norm. index: groups. */
+static void mpt__onnx_group_norm(mpt__onnx *o, const char *form) {
+	const mpt_shape groups = MPT_SHAPE(o->node->index[0]);
+	int in[3];
+	(void)form;
+	mpt__onnx_fixed(o, 0, 1);
+	in[0] = mpt__onnx_as(o, mpt__onnx_wide(o, 0), MPT_SHAPE(0, o->node->index[0], -1));
+	in[1] = mpt__onnx_filled(o, 1.0, &groups);
+	in[2] = mpt__onnx_filled(o, 0.0, &groups);
+	mpt__onnx_float(o, "epsilon", o->node->number[0]);
+	const int x = mpt__onnx_put(o, "InstanceNormalization", in, 3, MPT_F32);
+	mpt__onnx_give(o, 0, mpt__onnx_scaled(o, mpt__onnx_shaped(o, x)));
+}
+
+/* ==== Attention ==== */
+
+/* [B, T, heads * D] as [B, heads, T, D], and back. */
+static int mpt__onnx_heads(mpt__onnx *o, int x, int64_t heads, int64_t width) {
+	x = mpt__onnx_as(o, x, MPT_SHAPE(0, 0, heads, width / heads));
+	return mpt__onnx_transpose(o, x, MPT_SHAPE(0, 2, 1, 3));
+}
+static int mpt__onnx_heads_back(mpt__onnx *o, int x, int64_t width) {
+	x = mpt__onnx_transpose(o, x, MPT_SHAPE(0, 2, 1, 3));
+	return mpt__onnx_as(o, x, MPT_SHAPE(0, 0, width));
+}
+
+/* Heads of keys and values, [B, G, S, D], each as often as it serves. */
+static int mpt__onnx_heads_shared(mpt__onnx *o, int x, const mpt_shape *shape, int64_t heads) {
+	const int64_t groups = shape->dim[1], times[] = {1, 1, heads / groups, 1, 1};
+	x = mpt__onnx_as(o, x, MPT_SHAPE(0, groups, 1, shape->dim[2], shape->dim[3]));
+	x = mpt__onnx_two(o, "Expand", x, mpt__onnx_list(o, times, 5));
+	return mpt__onnx_as(o, x, MPT_SHAPE(0, heads, shape->dim[2], shape->dim[3]));
+}
+
+/* q, k and v as [.., T, D], rounded as the op rounds them, and how many queries and keys there are
+   and how wide a head is. */
+static void mpt__onnx_attention_inputs(mpt__onnx *o, int in[3], int64_t size[3]) {
+	const int64_t heads = o->node->rank;
+	const bool packed = o->node->input[1].node < 0;
+	const mpt_shape *q = mpt__onnx_shape(o, 0, 0);
+	int64_t last = q->dim[q->rank - 1];
+	for (int i = 0; i < 3; i++)
+		mpt__onnx_fixed(o, i, heads || q->rank < 4 ? q->rank - 2 : 1);
+	if (packed) last /= 3;
+	size[0] = size[1] = q->dim[q->rank - 2];
+	size[2] = heads ? last / heads : last;
+	const int whole = mpt__onnx_factor(o, 0, MPT_F32);
+	for (int i = 0; i < 3; i++) {
+		const mpt_shape *shape = packed ? q : mpt__onnx_shape(o, i, 0);
+		in[i] = packed ? mpt__onnx_part(o, whole, 2, i * last, (i + 1) * last)
+					   : mpt__onnx_factor(o, i, MPT_F32);
+		if (i == 1) size[1] = shape->dim[shape->rank - 2];
+		if (heads)
+			in[i] = mpt__onnx_heads(o, in[i], heads, packed ? last : shape->dim[shape->rank - 1]);
+		else if (i > 0 && q->rank == 4 && shape->dim[1] != q->dim[1])
+			in[i] = mpt__onnx_heads_shared(o, in[i], shape, q->dim[1]);
+	}
+}
+
+/* Which keys a query of causal attention sees, [T, S]; *blind: one sees none. index: causal, .. ..,
+   window, the first query's place. */
+static int mpt__onnx_causal(mpt__onnx *o, const int64_t size[3], bool *blind) {
+	const int64_t window = o->node->index[3], past = o->node->index[4];
+	mpt__tools_bytes seen = {NULL, 0, 0, false};
+	const mpt_shape shape = MPT_SHAPE(size[0], size[1]);
+	for (int64_t t = 0; t < size[0]; t++) {
+		bool any = false;
+		for (int64_t s = 0; s < size[1]; s++) {
+			const bool sees = s <= t + past && (window == 0 || s > t + past - window);
+			any = any || sees;
+			mpt__tools_bytes_put(&seen, sees ? "\1" : "\0", 1);
+		}
+		*blind = *blind || !any;
+	}
+	const int out = mpt__onnx_constant(o, MPT_BOOL, &shape, &seen);
+	mpt__tools_bytes_free(&seen);
+	return out;
+}
+
+/* softmax(q k^T scale + mask) v. A query that sees no key gives 0. */
+static void mpt__onnx_attention(mpt__onnx *o, const char *form) {
+	const double lowest = -3.4028234663852886e38;
+	double scale = o->node->number[0];
+	const bool heads = o->node->rank > 0;
+	int in[3], mask = mpt__onnx_in(o, 3), seen = -1;
+	bool blind = mask >= 0;
+	int64_t size[3];
+	(void)form;
+	mpt__onnx_attention_inputs(o, in, size);
+	if (scale == 0.0) scale = 1.0 / sqrt((double)size[2]);
+	const int rank = heads ? 4 : mpt__onnx_rank(o, 0);
+	mpt_shape order = rank == 4 ? MPT_SHAPE(0, 1, 3, 2)
+		: rank == 3             ? MPT_SHAPE(0, 2, 1)
+								: MPT_SHAPE(1, 0);
+	int y = mpt__onnx_two(o, "MatMul", in[0], mpt__onnx_transpose(o, in[1], order));
+	y = mpt__onnx_with(o, "Mul", y, scale);
+	if (mask >= 0 && mpt__onnx_dtype(o, mask) == MPT_BOOL) seen = mask;
+	if (mask >= 0 && seen < 0) {
+		mask = mpt__onnx_wide(o, 3);
+		y = mpt__onnx_two(o, "Add", y, mask);
+		seen = mpt__onnx_compare(o, "GreaterOrEqual", mask, mpt__onnx_number(o, lowest));
+	}
+	if (o->node->index[0]) {
+		const int causal = mpt__onnx_causal(o, size, &blind);
+		seen = seen < 0 ? causal : mpt__onnx_compare(o, "And", seen, causal);
+	}
+	if (seen >= 0) y = mpt__onnx_where(o, seen, y, mpt__onnx_number(o, lowest));
+	mpt__onnx_int(o, "axis", -1);
+	y = mpt__onnx_one(o, "Softmax", y);
+	if (blind) y = mpt__onnx_where(o, seen, y, mpt__onnx_number(o, 0.0));
+	y = mpt__onnx_two(o, "MatMul", y, in[2]);
+	const mpt_shape *out = &o->node->shape[0];
+	mpt__onnx_give(o, 0, heads ? mpt__onnx_heads_back(o, y, out->dim[out->rank - 1]) : y);
+}
+
+/* Cosines, then sines, of (offset + t) base^(-2 i / D), [T, half]: what the op itself makes of ones
+   and zeros. */
+static void mpt__onnx_rope_tables(mpt__onnx *o, int64_t rows, int64_t half, int table[2]) {
+	const int64_t count = rows * half;
+	mpt_rope_config config = mpt_rope_config_default();
+	float *turned = (float *)mpt__tools_allocate((size_t)(2 * count) * sizeof *turned);
+	double *values = (double *)mpt__tools_allocate((size_t)count * sizeof *values);
+	config.base = o->node->number[0], config.offset = o->node->index[0];
+	for (int64_t i = 0; turned && i < 2 * count; i++) turned[i] = i % (2 * half) < half;
+	if (turned && values && mpt_scope_begin(o->context) == MPT_OK) {
+		mpt_tensor x = mpt_from(o->context, MPT_F32, MPT_SHAPE(rows, 2 * half), turned);
+		mpt_read_f32(mpt_rope(x, &config), turned, 2 * count);
+		mpt_scope_end(o->context);
+	}
+	for (int k = 0; k < 2 && turned && values; k++) {
+		for (int64_t i = 0; i < count; i++)
+			values[i] = (double)turned[i / half * 2 * half + k * half + i % half];
+		table[k] = mpt__onnx_floats(o, values, MPT_SHAPE(rows, half));
+	}
+	if (!turned || !values) mpt__onnx_out_of_memory(o);
+	mpt__tools_release(turned);
+	mpt__tools_release(values);
+}
+
+/* index: the first position, whether neighbours are pairs. rank: heads. */
+static void mpt__onnx_rope(mpt__onnx *o, const char *form) {
+	const mpt_shape *shape = mpt__onnx_shape(o, 0, 0);
+	const int64_t heads = o->node->rank, width = shape->dim[shape->rank - 1];
+	const int64_t half = width / (heads ? 2 * heads : 2), rows = shape->dim[shape->rank - 2];
+	const bool neighbours = o->node->index[1] != 0;
+	const int rank = heads ? 4 : shape->rank;
+	int table[2] = {-1, -1}, half_of[2], turned[2];
+	int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	mpt__onnx_fixed(o, 0, shape->rank - 2);
+	mpt__onnx_rope_tables(o, rows, half, table);
+	if (heads) x = mpt__onnx_heads(o, x, heads, width);
+	mpt_shape split;
+	split.rank = rank + 1;
+	for (int i = 0; i < rank - 1; i++) split.dim[i] = 0;
+	split.dim[rank - 1] = neighbours ? half : 2, split.dim[rank] = neighbours ? 2 : half;
+	x = mpt__onnx_as(o, x, split);
+	const int64_t dim = neighbours ? rank : rank - 1;
+	for (int i = 0; i < 2; i++) {
+		const int part = mpt__onnx_part(o, x, dim, i, i + 1);
+		half_of[i] = mpt__onnx_two(o, "Squeeze", part, mpt__onnx_integer(o, dim));
+	}
+	for (int i = 0; i < 2; i++) {
+		const int a = mpt__onnx_two(o, "Mul", half_of[0], table[i]);
+		const int b = mpt__onnx_two(o, "Mul", half_of[1], table[1 - i]);
+		turned[i] = mpt__onnx_two(o, "Unsqueeze", mpt__onnx_two(o, i ? "Add" : "Sub", a, b),
+			mpt__onnx_integer(o, dim));
+	}
+	x = mpt__onnx_concat(o, turned, 2, dim);
+	split.rank = rank, split.dim[rank - 1] = 2 * half;
+	x = mpt__onnx_as(o, x, split);
+	mpt__onnx_give(o, 0, heads ? mpt__onnx_heads_back(o, x, width) : x);
+}
+
+/* ==== Hash grids ==== */
+
+/* Cells along a side of level `level`: equal ratios from index[0] to index[1], rounded down. The
+   ratio is found by halving, as roots of the C library have other bits elsewhere. */
+static int64_t mpt__onnx_cells(const mpt__onnx *o, int64_t level, int64_t levels) {
+	const double first = (double)o->node->index[0], last = (double)o->node->index[1];
+	double low = 1.0, high = last / first, cells = first;
+	for (int i = 0; i < 200 && levels > 1; i++) {
+		const double ratio = 0.5 * (low + high);
+		double reached = first;
+		for (int64_t k = 1; k < levels; k++) reached *= ratio;
+		if (reached < last)
+			low = ratio;
+		else
+			high = ratio;
+	}
+	for (int64_t k = 0; k < level; k++) cells *= high;
+	return (int64_t)(cells + 1e-6);
+}
+
+/* The rows of a table of `entries` that corners at places [n, D] have. */
+static int mpt__onnx_grid_entries(
+	mpt__onnx *o, int places, int64_t dims, int64_t cells, int64_t entries) {
+	static const int64_t primes[] = {1, 2654435761, 805459861}, last = 1;
+	int64_t step[4] = {1, 1, 1, 1};
+	for (int64_t d = 0; d < dims; d++) step[d + 1] = step[d] * (cells + 1);
+	const bool whole = step[dims] <= entries;
+	const int by = mpt__onnx_list(o, whole ? step : primes, (int)dims);
+	int all = mpt__onnx_two(o, "Mul", places, by), hash = -1;
+	if (whole) return mpt__onnx_reduce(o, "ReduceSum", all, &last, 1, false);
+	all = mpt__onnx_two(o, "BitwiseAnd", all, mpt__onnx_integer(o, 0xFFFFFFFF));
+	for (int64_t d = 0; d < dims; d++) {
+		const int one = mpt__onnx_part(o, all, 1, d, d + 1);
+		hash = d ? mpt__onnx_two(o, "BitwiseXor", hash, one) : one;
+	}
+	hash = mpt__onnx_two(o, "Mod", hash, mpt__onnx_integer(o, entries));
+	return mpt__onnx_two(o, "Squeeze", hash, mpt__onnx_integer(o, 1));
+}
+
+/* What a level gives for x, doubles [n, D]: the sum over the corners of cells, each by how near it
+   is. table: [T, F]. */
+static int mpt__onnx_grid_level(
+	mpt__onnx *o, int x, int table, int64_t dims, int64_t cells, int64_t entries) {
+	const int64_t last = 1;
+	int part[2], sum = -1;
+	int at = mpt__onnx_with(o, "Mul", x, (double)cells);
+	at = mpt__onnx_with(o, "Max", mpt__onnx_with(o, "Min", at, (double)cells), 0.0);
+	int low = mpt__onnx_with(o, "Min", mpt__onnx_one(o, "Floor", at), (double)(cells - 1));
+	part[1] = mpt__onnx_cast(o, mpt__onnx_two(o, "Sub", at, low), MPT_F32);
+	part[0] = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", part[1]), 1.0);
+	low = mpt__onnx_cast(o, low, MPT_I64);
+	for (int64_t c = 0; c < (int64_t)1 << dims; c++) {
+		int64_t far[3];
+		for (int64_t d = 0; d < dims; d++) far[d] = c >> d & 1;
+		const int corner = mpt__onnx_list(o, far, (int)dims);
+		const int places = mpt__onnx_two(o, "Add", low, corner);
+		const int entry = mpt__onnx_grid_entries(o, places, dims, cells, entries);
+		int near = mpt__onnx_where(o, mpt__onnx_cast(o, corner, MPT_BOOL), part[1], part[0]);
+		near = mpt__onnx_reduce(o, "ReduceProd", near, &last, 1, true);
+		mpt__onnx_int(o, "axis", 0);
+		const int row = mpt__onnx_two(o, "Gather", table, entry);
+		const int share = mpt__onnx_two(o, "Mul", row, near);
+		sum = c ? mpt__onnx_two(o, "Add", sum, share) : share;
+	}
+	return sum;
+}
+
+/* in: x [.., D], table [L, T, F]. index: cells of the first and the last level. */
+static void mpt__onnx_hash_grid(mpt__onnx *o, const char *form) {
+	const mpt_shape *shape = mpt__onnx_shape(o, 0, 0);
+	const int64_t *size = mpt__onnx_shape(o, 1, 0)->dim, dims = shape->dim[shape->rank - 1];
+	int *level = (int *)mpt__tools_allocate((size_t)size[0] * sizeof *level);
+	(void)form;
+	mpt__onnx_fixed(o, 0, shape->rank - 1);
+	if (!level) {
+		mpt__onnx_out_of_memory(o);
+		return;
+	}
+	const int x = mpt__onnx_as(o, mpt__onnx_in_as(o, 0, MPT_F64), MPT_SHAPE(-1, dims));
+	const int tables = mpt__onnx_wide(o, 1);
+	for (int64_t i = 0; i < size[0]; i++) {
+		int table = mpt__onnx_part(o, tables, 0, i, i + 1);
+		table = mpt__onnx_two(o, "Squeeze", table, mpt__onnx_integer(o, 0));
+		level[i] = mpt__onnx_grid_level(
+			o, x, table, dims, mpt__onnx_cells(o, i, size[0]), size[1]);
+	}
+	mpt__onnx_give(o, 0, mpt__onnx_shaped(o, mpt__onnx_concat(o, level, (int)size[0], 1)));
+	mpt__tools_release(level);
+}
+
+/* ==== Recurrent layers ==== */
+
+enum { MPT__ONNX_CELL_GATES = 4 };
+
+/* Rows of gates in the order that ONNX has them: of an LSTM i, o, f, c from i, f, g, o; of a GRU z,
+   r, h from r, z, n. */
+static int mpt__onnx_gates(mpt__onnx *o, int value, int gates, int64_t hidden) {
+	static const int order[][MPT__ONNX_CELL_GATES] = {{0}, {1, 0, 2}, {0, 3, 1, 2}};
+	int part[MPT__ONNX_CELL_GATES];
+	if (gates == 1 || value < 0) return value;
+	for (int i = 0; i < gates; i++) {
+		const int64_t from = order[gates - 2][i] * hidden;
+		part[i] = mpt__onnx_part(o, value, 0, from, from + hidden);
+	}
+	return mpt__onnx_concat(o, part, gates, 0);
+}
+
+/* With a dimension of 1 in front: that of directions. */
+static int mpt__onnx_directed(mpt__onnx *o, int value) {
+	return value < 0 ? value : mpt__onnx_two(o, "Unsqueeze", value, mpt__onnx_integer(o, 0));
+}
+
+static int mpt__onnx_biases(mpt__onnx *o, int gates, int64_t hidden) {
+	const mpt_shape shape = MPT_SHAPE(gates * hidden);
+	int part[2];
+	if (mpt__onnx_in(o, 3) < 0 && mpt__onnx_in(o, 4) < 0) return -1;
+	for (int i = 0; i < 2; i++)
+		part[i] = mpt__onnx_gates(o, mpt__onnx_or(o, 3 + i, 0.0, &shape), gates, hidden);
+	return mpt__onnx_directed(o, mpt__onnx_concat(o, part, 2, 0));
+}
+
+/* A state to begin with, or zeros of the shape of output k. */
+static int mpt__onnx_state(mpt__onnx *o, int i, int k) {
+	const int value = mpt__onnx_wide(o, i);
+	if (value >= 0) return value;
+	const int dims = mpt__onnx_dims(o, &o->node->shape[k], &o->other->shape[k]);
+	return mpt__onnx_two(o, "Expand", mpt__onnx_number(o, 0.0), dims);
+}
+
+/* One step of an LSTM with a projection, in the graph of a Scan. of: weight_hh and weight_hr turned
+   around, lengths [B, 1] or -1. in: h, c, what x gives to the gates, the step's number; out: h, c
+   and what the step gives. */
+static void mpt__onnx_projected_step(mpt__onnx *o, const int of[3], const int in[4], int out[3]) {
+	static const char *const functions[] = {"Sigmoid", "Sigmoid", "Tanh", "Sigmoid"};
+	const int64_t hidden = mpt__onnx_shape(o, 2, 0)->dim[0] / 4;
+	const int all = mpt__onnx_two(o, "Add", in[2], mpt__onnx_two(o, "MatMul", in[0], of[0]));
+	int gate[4];
+	for (int i = 0; i < 4; i++) {
+		gate[i] = mpt__onnx_part(o, all, 1, i * hidden, (i + 1) * hidden);
+		gate[i] = mpt__onnx_one(o, functions[i], gate[i]);
+	}
+	out[1] = mpt__onnx_two(o, "Add", mpt__onnx_two(o, "Mul", gate[1], in[1]),
+		mpt__onnx_two(o, "Mul", gate[0], gate[2]));
+	out[0] = mpt__onnx_two(o, "Mul", gate[3], mpt__onnx_one(o, "Tanh", out[1]));
+	out[0] = mpt__onnx_two(o, "MatMul", out[0], of[1]);
+	if (of[2] < 0) {
+		out[2] = mpt__onnx_one(o, "Identity", out[0]);
+		return;
+	}
+	const int live = mpt__onnx_compare(o, "Less", in[3], of[2]);
+	out[2] = mpt__onnx_where(o, live, out[0], mpt__onnx_number(o, 0.0));
+	for (int i = 0; i < 2; i++) out[i] = mpt__onnx_where(o, live, out[i], in[i]);
+}
+
+/* The graph of such a step as an attribute of the node to come. */
+static void mpt__onnx_projected_body(mpt__onnx *o, const int of[3]) {
+	const mpt__tools_bytes outer = o->nodes, none = {NULL, 0, 0, false};
+	mpt__tools_bytes *to = &o->attributes;
+	int in[4], out[3];
+	for (int i = 0; i < 4; i++) in[i] = mpt__onnx_made(o, i < 3 ? MPT_F32 : MPT_I64);
+	o->nodes = none;
+	mpt__onnx_projected_step(o, of, in, out);
+	mpt__tools_bytes body = o->nodes;
+	o->nodes = outer;
+	const size_t attribute = mpt__onnx_attribute_begin(o, "body");
+	const size_t graph = mpt__tools_message_begin(to, 6);
+	mpt__tools_bytes_put(to, body.data, body.size);
+	mpt__tools_put_text_field(to, MPT__ONNX_GRAPH_NAME, "step");
+	const int inputs = of[2] < 0 ? 3 : 4;
+	for (int i = 0; i < inputs; i++) mpt__onnx_put_typed(o, to, MPT__ONNX_INPUT, in[i]);
+	for (int i = 0; i < 3; i++) mpt__onnx_put_typed(o, to, MPT__ONNX_OUTPUT, out[i]);
+	mpt__tools_message_end(to, graph);
+	mpt__onnx_attribute_end(o, attribute, MPT__ONNX_GRAPH);
+	if (body.failed) mpt__onnx_out_of_memory(o);
+	mpt__tools_bytes_free(&body);
+}
+
+/* An LSTM with a projection, which ONNX's has not, as a Scan over its steps. */
+static void mpt__onnx_projected(mpt__onnx *o) {
+	static const int64_t back[] = {1, 1};
+	const bool batch_first = o->node->index[0] != 0, reverse = o->node->index[1] != 0;
+	const mpt_shape turn = MPT_SHAPE(1, 0, 2), across = MPT_SHAPE(1, 0);
+	const int64_t steps = mpt__onnx_shape(o, 0, 0)->dim[batch_first];
+	int of[3], in[4], out[3];
+	if (steps != mpt__onnx_shape(o, 0, 1)->dim[batch_first])
+		mpt__onnx_fail(o, "as many steps as samples; set batch_dims");
+	int x = mpt__onnx_factor(o, 0, MPT_F32);
+	if (batch_first) x = mpt__onnx_transpose(o, x, turn);
+	const int w = mpt__onnx_transpose(o, mpt__onnx_factor(o, 1, MPT_F32), across);
+	of[0] = mpt__onnx_transpose(o, mpt__onnx_factor(o, 2, MPT_F32), across);
+	of[1] = mpt__onnx_transpose(o, mpt__onnx_factor(o, 5, MPT_F32), across);
+	of[2] = mpt__onnx_in(o, 8);
+	if (of[2] >= 0) of[2] = mpt__onnx_two(o, "Unsqueeze", of[2], mpt__onnx_integer(o, 1));
+	x = mpt__onnx_two(o, "MatMul", x, w);
+	in[2] = mpt__onnx_and(o, mpt__onnx_and(o, x, 3), 4);
+	in[0] = mpt__onnx_state(o, 6, 1), in[1] = mpt__onnx_state(o, 7, 2);
+	in[3] = of[2] < 0 ? -1 : mpt__onnx_counted(o, steps);
+	for (int i = 0; i < 3; i++) out[i] = mpt__onnx_made(o, MPT_F32);
+	mpt__onnx_projected_body(o, of);
+	mpt__onnx_int(o, "num_scan_inputs", of[2] < 0 ? 1 : 2);
+	if (reverse) {
+		mpt__onnx_ints(o, "scan_input_directions", back, of[2] < 0 ? 1 : 2);
+		mpt__onnx_ints(o, "scan_output_directions", back, 1);
+	}
+	mpt__onnx_put_many(o, "Scan", in, 4, out, 3);
+	mpt__onnx_give(o, 0, batch_first ? mpt__onnx_transpose(o, out[2], turn) : out[2]);
+	mpt__onnx_give(o, 1, out[0]);
+	mpt__onnx_give(o, 2, out[1]);
+}
+
+/* in: x, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, h, c, lengths. index: batch first,
+   backwards. out: each step's state, h, c. */
+static void mpt__onnx_recurrent(mpt__onnx *o, const char *form) {
+	const int gates = form[0] == 'L' ? 4 : form[0] == 'G' ? 3 : 1;
+	const bool batch_first = o->node->index[0] != 0;
+	const mpt_shape turn = MPT_SHAPE(1, 0, 2);
+	int in[8], out[3] = {-1, -1, -1};
+	const int64_t hidden = mpt__onnx_shape(o, 2, 0)->dim[0] / gates;
+	if (mpt__onnx_in(o, 5) >= 0) {
+		mpt__onnx_projected(o);
+		return;
+	}
+	in[0] = mpt__onnx_factor(o, 0, MPT_F32);
+	if (batch_first) in[0] = mpt__onnx_transpose(o, in[0], turn);
+	for (int i = 1; i < 3; i++)
+		in[i] = mpt__onnx_directed(
+			o, mpt__onnx_gates(o, mpt__onnx_factor(o, i, MPT_F32), gates, hidden));
+	in[3] = mpt__onnx_biases(o, gates, hidden);
+	in[4] = mpt__onnx_in_as(o, 8, MPT_I32);
+	in[5] = mpt__onnx_directed(o, mpt__onnx_wide(o, 6));
+	in[6] = gates == 4 ? mpt__onnx_directed(o, mpt__onnx_wide(o, 7)) : -1;
+	in[7] = -1;
+	mpt__onnx_text(o, "direction", o->node->index[1] ? "reverse" : "forward");
+	mpt__onnx_int(o, "hidden_size", hidden);
+	if (gates == 3) mpt__onnx_int(o, "linear_before_reset", 1);
+	if (gates == 1)
+		mpt__onnx_texts(
+			o, "activations", o->node->activation == MPT_ACTIVATION_RELU ? "Relu" : "Tanh");
+	for (int i = 0; i < (gates == 4 ? 3 : 2); i++) out[i] = mpt__onnx_made(o, MPT_F32);
+	mpt__onnx_put_many(o, form, in, 8, out, gates == 4 ? 3 : 2);
+	int y = mpt__onnx_two(o, "Squeeze", out[0], mpt__onnx_integer(o, 1));
+	mpt__onnx_give(o, 0, batch_first ? mpt__onnx_transpose(o, y, turn) : y);
+	for (int i = 1; i < o->node->outputs && i < 3; i++)
+		mpt__onnx_give(o, i, mpt__onnx_two(o, "Squeeze", out[i], mpt__onnx_integer(o, 0)));
+}
+
+/* ==== Losses ==== */
+
+static int mpt__onnx_sum(mpt__onnx *o, int value) {
+	const int64_t first = 0;
+	return mpt__onnx_reduce(o, "ReduceSum", value, &first, 1, false);
+}
+
+/* What nodes of ONNX's do not do: of log-probabilities [n, C] and classes [n] each loss, smoothed,
+   and their sum or mean over those that are not ignored. */
+static int mpt__onnx_nll_of(mpt__onnx *o, int logs, int classes, int weights, int64_t count) {
+	const double smoothing = o->node->number[0];
+	const int ignored = mpt__onnx_integer(o, o->node->index[0]), one = mpt__onnx_integer(o, 1);
+	const int kept = mpt__onnx_one(o, "Not", mpt__onnx_compare(o, "Equal", classes, ignored));
+	const int safe = mpt__onnx_where(o, kept, classes, mpt__onnx_integer(o, 0));
+	const int column = mpt__onnx_two(o, "Unsqueeze", safe, one), zero = mpt__onnx_number(o, 0.0);
+	int by = mpt__onnx_cast(o, kept, MPT_F32), all = logs;
+	mpt__onnx_int(o, "axis", 1);
+	int each = mpt__onnx_two(o, "GatherElements", logs, column);
+	each = mpt__onnx_two(o, "Squeeze", each, one);
+	if (weights >= 0) {
+		mpt__onnx_int(o, "axis", 0);
+		by = mpt__onnx_two(o, "Mul", by, mpt__onnx_two(o, "Gather", weights, safe));
+		all = mpt__onnx_two(o, "Mul", logs, weights);
+	}
+	each = mpt__onnx_with(o, "Mul", mpt__onnx_two(o, "Mul", each, by), smoothing - 1.0);
+	if (smoothing != 0.0) {
+		const int64_t last = 1;
+		all = mpt__onnx_reduce(o, "ReduceSum", all, &last, 1, false);
+		all = mpt__onnx_with(o, "Mul", all, smoothing / (double)count);
+		each = mpt__onnx_two(o, "Sub", each, mpt__onnx_where(o, kept, all, zero));
+	}
+	if (o->node->reduction == MPT_NONE) return mpt__onnx_shaped(o, each);
+	each = mpt__onnx_sum(o, each);
+	if (o->node->reduction == MPT_SUM) return each;
+	return mpt__onnx_two(o, "Div", each, mpt__onnx_sum(o, by));
+}
+
+/* in: log-probabilities or logits, classes, weights of classes. index[0]: the class that is
+   ignored; number[0]: smoothing. */
+static void mpt__onnx_nll(mpt__onnx *o, const char *form) {
+	static const char *const reductions[] = {"mean", "sum", "none"};
+	int in[] = {mpt__onnx_wide(o, 0), mpt__onnx_in(o, 1), mpt__onnx_wide(o, 2)};
+	const mpt_shape *shape = mpt__onnx_shape(o, 0, 0);
+	const int64_t count = shape->dim[shape->rank - 1];
+	if (o->node->number[0] == 0.0 && shape->rank == 2) {
+		mpt__onnx_int(o, "ignore_index", o->node->index[0]);
+		mpt__onnx_text(o, "reduction", reductions[o->node->reduction]);
+		mpt__onnx_give(o, 0, mpt__onnx_put(o, form, in, 3, MPT_F32));
+		return;
+	}
+	in[0] = mpt__onnx_as(o, in[0], MPT_SHAPE(-1, count));
+	in[1] = mpt__onnx_as(o, in[1], MPT_SHAPE(-1));
+	if (form[0] == 'S') { /* of logits */
+		mpt__onnx_int(o, "axis", 1);
+		in[0] = mpt__onnx_one(o, "LogSoftmax", in[0]);
+	}
+	mpt__onnx_give(o, 0, mpt__onnx_nll_of(o, in[0], in[1], in[2], count));
+}
+
+/* The same of x times a matrix. in: x, weight, classes, weights of classes. */
+static void mpt__onnx_linear_nll(mpt__onnx *o, const char *form) {
+	const mpt_shape *weight = mpt__onnx_shape(o, 1, 0);
+	int x = mpt__onnx_factor(o, 0, MPT_F32), w = mpt__onnx_factor(o, 1, MPT_F32);
+	(void)form;
+	x = mpt__onnx_as(o, x, MPT_SHAPE(-1, weight->dim[1]));
+	x = mpt__onnx_two(o, "MatMul", x, mpt__onnx_transpose(o, w, MPT_SHAPE(1, 0)));
+	mpt__onnx_int(o, "axis", 1);
+	x = mpt__onnx_one(o, "LogSoftmax", x);
+	const int classes = mpt__onnx_as(o, mpt__onnx_in(o, 2), MPT_SHAPE(-1));
+	mpt__onnx_give(
+		o, 0, mpt__onnx_nll_of(o, x, classes, mpt__onnx_wide(o, 3), weight->dim[0]));
+}
+
+/* The loss of each element, put together as the call asks. */
+static void mpt__onnx_loss(mpt__onnx *o, int each) {
+	int64_t dims[MPT_MAX_RANK];
+	const mpt_shape *shape = mpt__onnx_shape(o, 0, 0), *other = mpt__onnx_shape(o, 0, 1);
+	for (int i = 0; i < shape->rank; i++) dims[i] = i;
+	const mpt_reduction how = (mpt_reduction)o->node->reduction;
+	if (how == MPT_MEAN)
+		each = mpt__onnx_reduce(o, "ReduceMean", each, dims, shape->rank, false);
+	if (how == MPT_SUM || how == MPT_BATCH_MEAN)
+		each = mpt__onnx_reduce(o, "ReduceSum", each, dims, shape->rank, false);
+	const bool soft = o->node->name[0] == 's'; /* one loss for all classes, the second dimension */
+	if (how == MPT_BATCH_MEAN && !(soft && shape->rank == 1)) {
+		int64_t times = 1;
+		for (int i = 2; i < shape->rank && soft; i++) times *= shape->dim[i];
+		int count = mpt__onnx_size(o, shape->dim[0] * times, other->dim[0] * times);
+		count = mpt__onnx_as(o, mpt__onnx_cast(o, count, MPT_F32), MPT_SCALAR);
+		each = mpt__onnx_two(o, "Div", each, count);
+	}
+	mpt__onnx_give(o, 0, each);
+}
+
+static int mpt__onnx_difference(mpt__onnx *o) {
+	return mpt__onnx_two(o, "Sub", mpt__onnx_wide(o, 0), mpt__onnx_wide(o, 1));
+}
+
+/* max(0, x) */
+static int mpt__onnx_positive(mpt__onnx *o, int x) { return mpt__onnx_one(o, "Relu", x); }
+
+static void mpt__onnx_mse(mpt__onnx *o, const char *form) {
+	const int d = mpt__onnx_difference(o);
+	(void)form;
+	mpt__onnx_loss(o, mpt__onnx_two(o, "Mul", d, d));
+}
+
+/* index[0]: not 0 where smooth_l1_loss is l1_loss. number[0]: where the parabola ends, whose slope
+   is 1 there, or that number. */
+static void mpt__onnx_l1(mpt__onnx *o, const char *form) {
+	const int d = mpt__onnx_one(o, "Abs", mpt__onnx_difference(o));
+	const double end = o->node->number[0];
+	const bool huber = o->node->name[0] == 'h';
+	(void)form;
+	if (o->node->name[0] == 'l' || o->node->index[0] != 0) {
+		mpt__onnx_loss(o, d);
+		return;
+	}
+	int near = mpt__onnx_with(o, "Mul", mpt__onnx_two(o, "Mul", d, d), huber ? 0.5 : 0.5 / end);
+	int far = mpt__onnx_with(o, "Sub", d, 0.5 * end);
+	if (huber) far = mpt__onnx_with(o, "Mul", far, end);
+	const int within = mpt__onnx_compare(o, "Less", d, mpt__onnx_number(o, end));
+	mpt__onnx_loss(o, mpt__onnx_where(o, within, near, far));
+}
+
+static int mpt__onnx_weighted(mpt__onnx *o, int each, int i) {
+	const int weight = mpt__onnx_wide(o, i);
+	return weight < 0 ? each : mpt__onnx_two(o, "Mul", each, weight);
+}
+
+/* (1 - y) x + (1 + (w - 1) y) softplus(-x) */
+static void mpt__onnx_bce_logits(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0), y = mpt__onnx_wide(o, 1), by = mpt__onnx_wide(o, 3);
+	(void)form;
+	int soft = mpt__onnx_one(o, "Softplus", mpt__onnx_one(o, "Neg", x));
+	const int rest = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", y), 1.0);
+	if (by >= 0) {
+		const int more = mpt__onnx_two(o, "Mul", y, mpt__onnx_with(o, "Sub", by, 1.0));
+		soft = mpt__onnx_two(o, "Mul", soft, mpt__onnx_with(o, "Add", more, 1.0));
+	}
+	const int each = mpt__onnx_two(o, "Add", mpt__onnx_two(o, "Mul", rest, x), soft);
+	mpt__onnx_loss(o, mpt__onnx_weighted(o, each, 2));
+}
+
+/* -(y log(x) + (1 - y) log(1 - x)), logarithms from -100 on */
+static void mpt__onnx_bce(mpt__onnx *o, const char *form) {
+	int part[2];
+	(void)form;
+	for (int i = 0; i < 2; i++) {
+		int x = mpt__onnx_wide(o, 0), y = mpt__onnx_wide(o, 1);
+		if (i) x = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", x), 1.0);
+		if (i) y = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", y), 1.0);
+		x = mpt__onnx_with(o, "Max", mpt__onnx_one(o, "Log", x), -100.0);
+		part[i] = mpt__onnx_two(o, "Mul", x, y);
+	}
+	const int each = mpt__onnx_one(o, "Neg", mpt__onnx_two(o, "Add", part[0], part[1]));
+	mpt__onnx_loss(o, mpt__onnx_weighted(o, each, 2));
+}
+
+/* y (log(y) - x), 0 where y is; or, of logarithms, exp(y) (y - x). index[0]: which. */
+static void mpt__onnx_kl_div(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0), y = mpt__onnx_wide(o, 1);
+	(void)form;
+	if (o->node->index[0] != 0) {
+		const int d = mpt__onnx_two(o, "Sub", y, x);
+		mpt__onnx_loss(o, mpt__onnx_two(o, "Mul", mpt__onnx_one(o, "Exp", y), d));
+		return;
+	}
+	const int none = mpt__onnx_compare(o, "Equal", y, mpt__onnx_number(o, 0.0));
+	int each = mpt__onnx_two(o, "Sub", mpt__onnx_one(o, "Log", y), x);
+	each = mpt__onnx_two(o, "Mul", y, each);
+	mpt__onnx_loss(o, mpt__onnx_where(o, none, mpt__onnx_number(o, 0.0), each));
+}
+
+/* softplus(-y x) */
+static void mpt__onnx_soft_margin(mpt__onnx *o, const char *form) {
+	const int y = mpt__onnx_two(o, "Mul", mpt__onnx_wide(o, 0), mpt__onnx_wide(o, 1));
+	mpt__onnx_loss(o, mpt__onnx_one(o, form, mpt__onnx_one(o, "Neg", y)));
+}
+
+/* x where y is 1, else max(0, margin - x) */
+static void mpt__onnx_hinge(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0);
+	(void)form;
+	const int one = mpt__onnx_compare(o, "Equal", mpt__onnx_wide(o, 1), mpt__onnx_number(o, 1.0));
+	const int rest = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", x), o->node->number[0]);
+	mpt__onnx_loss(o, mpt__onnx_where(o, one, x, mpt__onnx_positive(o, rest)));
+}
+
+/* max(0, margin - y (a - b)) */
+static void mpt__onnx_ranking(mpt__onnx *o, const char *form) {
+	const int y = mpt__onnx_two(o, "Mul", mpt__onnx_difference(o), mpt__onnx_wide(o, 2));
+	(void)form;
+	const int rest = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", y), o->node->number[0]);
+	mpt__onnx_loss(o, mpt__onnx_positive(o, rest));
+}
+
+/* max(0, margin + a - b), or with a third input, another distance of negatives, the smaller of it
+   and b. */
+static void mpt__onnx_triplet(mpt__onnx *o, const char *form) {
+	const int a = mpt__onnx_wide(o, 0), more = mpt__onnx_wide(o, 2);
+	int b = mpt__onnx_wide(o, 1);
+	(void)form;
+	if (more >= 0) b = mpt__onnx_two(o, "Min", b, more);
+	const int each = mpt__onnx_with(o, "Add", mpt__onnx_two(o, "Sub", a, b), o->node->number[0]);
+	mpt__onnx_loss(o, mpt__onnx_positive(o, each));
+}
+
+/* exp(x) - y x, or x - y log(x + eps); number: eps, whether Stirling's term is added. */
+static void mpt__onnx_poisson(mpt__onnx *o, const char *form) {
+	const int x = mpt__onnx_wide(o, 0), y = mpt__onnx_wide(o, 1);
+	const bool logs = o->node->index[0] != 0;
+	(void)form;
+	int by = x;
+	if (!logs) by = mpt__onnx_one(o, "Log", mpt__onnx_with(o, "Add", x, o->node->number[0]));
+	by = mpt__onnx_two(o, "Mul", y, by);
+	int each = mpt__onnx_two(o, "Sub", logs ? mpt__onnx_one(o, "Exp", x) : x, by);
+	if (o->node->number[1] != 0.0) { /* y log(y) - y + (log(2 pi) + log(y)) / 2 where y > 1 */
+		const int l = mpt__onnx_one(o, "Log", y);
+		const int half = mpt__onnx_with(o, "Mul", mpt__onnx_with(o, "Add", l, 1.837877066), 0.5);
+		int more = mpt__onnx_two(o, "Sub", mpt__onnx_two(o, "Mul", y, l), y);
+		more = mpt__onnx_two(o, "Add", more, half);
+		const int large = mpt__onnx_compare(o, "Greater", y, mpt__onnx_number(o, 1.0));
+		more = mpt__onnx_where(o, large, more, mpt__onnx_number(o, 0.0));
+		each = mpt__onnx_two(o, "Add", each, more);
+	}
+	mpt__onnx_loss(o, each);
+}
+
+/* ((x - y)^2 / v + log(v)) / 2 + r with v at least eps; number: eps, r */
+static void mpt__onnx_gaussian(mpt__onnx *o, const char *form) {
+	const int d = mpt__onnx_difference(o);
+	(void)form;
+	const int v = mpt__onnx_with(o, "Max", mpt__onnx_wide(o, 2), o->node->number[0]);
+	int each = mpt__onnx_two(o, "Div", mpt__onnx_two(o, "Mul", d, d), v);
+	each = mpt__onnx_two(o, "Add", each, mpt__onnx_one(o, "Log", v));
+	each = mpt__onnx_with(o, "Mul", each, 0.5);
+	mpt__onnx_loss(o, mpt__onnx_with(o, "Add", each, o->node->number[1]));
+}
+
+/* Of a b, |a|^2, |b|^2 and y: with e = sqrt((|a|^2 + r) (|b|^2 + r)) 1 - a b / e where y is 1, and
+   max(0, a b / e - p) where it is -1. */
+static void mpt__onnx_cosine_loss(mpt__onnx *o, const char *form) {
+	const int y = mpt__onnx_wide(o, 3);
+	int e = -1, ways[2];
+	(void)form;
+	for (int i = 0; i < 2; i++) {
+		const int square = mpt__onnx_with(o, "Add", mpt__onnx_wide(o, 1 + i), o->node->number[1]);
+		e = i ? mpt__onnx_two(o, "Mul", e, square) : square;
+	}
+	const int cosine = mpt__onnx_two(o, "Div", mpt__onnx_wide(o, 0), mpt__onnx_one(o, "Sqrt", e));
+	ways[0] = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", cosine), 1.0);
+	ways[1] = mpt__onnx_positive(o, mpt__onnx_with(o, "Sub", cosine, o->node->number[0]));
+	int each = mpt__onnx_number(o, 0.0);
+	for (int i = 1; i >= 0; i--) {
+		const int is = mpt__onnx_compare(o, "Equal", y, mpt__onnx_number(o, i ? -1.0 : 1.0));
+		each = mpt__onnx_where(o, is, ways[i], each);
+	}
+	mpt__onnx_loss(o, each);
+}
+
+/* -(y (1 - p) + r) w x of log-probabilities, 0 where the factor is. */
+static void mpt__onnx_soft_targets(mpt__onnx *o, const char *form) {
+	(void)form;
+	int by = mpt__onnx_with(o, "Mul", mpt__onnx_wide(o, 1), 1.0 - o->node->number[0]);
+	by = mpt__onnx_weighted(o, mpt__onnx_with(o, "Add", by, o->node->number[1]), 2);
+	const int none = mpt__onnx_compare(o, "Equal", by, mpt__onnx_number(o, 0.0));
+	const int each = mpt__onnx_one(o, "Neg", mpt__onnx_two(o, "Mul", by, mpt__onnx_wide(o, 0)));
+	mpt__onnx_loss(o, mpt__onnx_where(o, none, mpt__onnx_number(o, 0.0), each));
+}
+
+/* w max(0, p - t + x)^r, 0 where x is that of the target, t. in: x, which that is, t, w. */
+static void mpt__onnx_multi_margin(mpt__onnx *o, const char *form) {
+	const int own = mpt__onnx_in_as(o, 1, MPT_BOOL);
+	int each = mpt__onnx_two(o, "Sub", mpt__onnx_wide(o, 0), mpt__onnx_wide(o, 2));
+	(void)form;
+	each = mpt__onnx_positive(o, mpt__onnx_with(o, "Add", each, o->node->number[0]));
+	if (o->node->number[1] == 2.0) each = mpt__onnx_two(o, "Mul", each, each);
+	each = mpt__onnx_weighted(o, each, 3);
+	mpt__onnx_loss(o, mpt__onnx_where(o, own, mpt__onnx_number(o, 0.0), each));
+}
+
+/* ==== The table ==== */
+
+/* All ops, in the order of the table in src/ops/op.c. Without a form are the scaling of a loss,
+   which is a training's, and what is a program's own. */
+static const mpt__onnx_row mpt__onnx_rows[] = {
+	{"add", "Add", mpt__onnx_binary},
+	{"sub", "Sub", mpt__onnx_binary},
+	{"mul", "Mul", mpt__onnx_binary},
+	{"div", "Div", mpt__onnx_binary},
+	{"add_scalar", "Add", mpt__onnx_scalar},
+	{"mul_scalar", "Mul", mpt__onnx_scalar},
+	{"neg", "Neg", mpt__onnx_plain},
+	{"exp", "Exp", mpt__onnx_unary},
+	{"log", "Log", mpt__onnx_unary},
+	{"sqrt", "Sqrt", mpt__onnx_unary},
+	{"relu", "Relu", mpt__onnx_plain},
+	{"gelu", "composed", mpt__onnx_gelu},
+	{"gelu_tanh", "composed", mpt__onnx_gelu_tanh},
+	{"tanh", "Tanh", mpt__onnx_unary},
+	{"sigmoid", "Sigmoid", mpt__onnx_unary},
+	{"isnan", "IsNaN", mpt__onnx_predicate},
+	{"isinf", "IsInf", mpt__onnx_predicate},
+	{"equal", "Equal", mpt__onnx_comparison},
+	{"lt", "Less", mpt__onnx_comparison},
+	{"le", "LessOrEqual", mpt__onnx_comparison},
+	{"gt", "Greater", mpt__onnx_comparison},
+	{"ge", "GreaterOrEqual", mpt__onnx_comparison},
+	{"ne", "composed", mpt__onnx_comparison},
+	{"logical_and", "And", mpt__onnx_logical},
+	{"logical_or", "Or", mpt__onnx_logical},
+	{"logical_not", "Not", mpt__onnx_logical},
+	{"log1p", "composed", mpt__onnx_log1p},
+	{"rsqrt", "composed", mpt__onnx_rsqrt},
+	{"pow", "Pow", mpt__onnx_wide_binary},
+	{"pow_scalar", "Pow", mpt__onnx_pow_scalar},
+	{"abs", "Abs", mpt__onnx_plain},
+	{"sign", "Sign", mpt__onnx_unary},
+	{"sin", "Sin", mpt__onnx_unary},
+	{"cos", "Cos", mpt__onnx_unary},
+	{"clamp", "Clip", mpt__onnx_clamp},
+	{"minimum", "Min", mpt__onnx_wide_binary},
+	{"maximum", "Max", mpt__onnx_wide_binary},
+	{"where", "Where", mpt__onnx_choice},
+	{"leaky_relu", "LeakyRelu", mpt__onnx_alpha},
+	{"elu", "Elu", mpt__onnx_alpha},
+	{"silu", "composed", mpt__onnx_silu},
+	{"softplus", "Softplus", mpt__onnx_softplus},
+	{"hardtanh", "Clip", mpt__onnx_clamp},
+	{"scale_loss", NULL, NULL},
+	{"matmul", "MatMul", mpt__onnx_matmul},
+	{"linear", "Gemm", mpt__onnx_linear},
+	{"sum", "ReduceSum", mpt__onnx_reduction},
+	{"mean", "ReduceMean", mpt__onnx_reduction},
+	{"max", "ReduceMax", mpt__onnx_reduction},
+	{"argmax", "ArgMax", mpt__onnx_argmax},
+	{"min", "ReduceMin", mpt__onnx_reduction},
+	{"argmin", "ArgMin", mpt__onnx_argmax},
+	{"prod", "ReduceProd", mpt__onnx_reduction},
+	{"var", "composed", mpt__onnx_variance},
+	{"std", "composed", mpt__onnx_variance},
+	{"norm", "composed", mpt__onnx_norm},
+	{"logsumexp", "ReduceLogSumExp", mpt__onnx_reduction},
+	{"cumsum", "CumSum", mpt__onnx_cumsum},
+	{"softmax", "Softmax", mpt__onnx_softmax},
+	{"log_softmax", "LogSoftmax", mpt__onnx_softmax},
+	{"dropout", "Identity", mpt__onnx_same},
+	{"reshape", "Reshape", mpt__onnx_reshaped},
+	{"permute", "Transpose", mpt__onnx_permute},
+	{"slice", "Slice", mpt__onnx_slice},
+	{"expand", "Expand", mpt__onnx_expand},
+	{"clone", "Identity", mpt__onnx_same},
+	{"cast", "Cast", mpt__onnx_same},
+	{"cat", "Concat", mpt__onnx_cat},
+	{"gather", "GatherElements", mpt__onnx_gather},
+	{"index_select", "Gather", mpt__onnx_gather},
+	{"scatter_add", "ScatterElements", mpt__onnx_scatter_add},
+	{"one_hot", "composed", mpt__onnx_one_hot},
+	{"flip", "Slice", mpt__onnx_flip},
+	{"tril", "Trilu", mpt__onnx_triangle},
+	{"triu", "Trilu", mpt__onnx_triangle},
+	{"pad", "Pad", mpt__onnx_pad},
+	{"nll_loss", "NegativeLogLikelihoodLoss", mpt__onnx_nll},
+	{"cross_entropy", "SoftmaxCrossEntropyLoss", mpt__onnx_nll},
+	{"mse_loss", "composed", mpt__onnx_mse},
+	{"user", NULL, NULL},
+	{"l1_loss", "composed", mpt__onnx_l1},
+	{"smooth_l1_loss", "composed", mpt__onnx_l1},
+	{"huber_loss", "composed", mpt__onnx_l1},
+	{"binary_cross_entropy_with_logits", "composed", mpt__onnx_bce_logits},
+	{"binary_cross_entropy", "composed", mpt__onnx_bce},
+	{"kl_div", "composed", mpt__onnx_kl_div},
+	{"gaussian_nll_loss", "composed", mpt__onnx_gaussian},
+	{"soft_margin_loss", "Softplus", mpt__onnx_soft_margin},
+	{"hinge_embedding_loss", "composed", mpt__onnx_hinge},
+	{"margin_ranking_loss", "composed", mpt__onnx_ranking},
+	{"triplet_margin_loss", "composed", mpt__onnx_triplet},
+	{"cosine_similarity", "composed", mpt__onnx_cosine},
+	{"cosine_embedding_loss", "composed", mpt__onnx_cosine_loss},
+	{"soft_targets", "composed", mpt__onnx_soft_targets},
+	{"poisson_nll_loss", "composed", mpt__onnx_poisson},
+	{"multi_margin_loss", "composed", mpt__onnx_multi_margin},
+	{"interpolate", "Resize", mpt__onnx_resize},
+	{"argsort", "TopK", mpt__onnx_argsort},
+	{"conv2d", "Conv", mpt__onnx_conv},
+	{"conv1d", "Conv", mpt__onnx_conv},
+	{"conv_transpose2d", "ConvTranspose", mpt__onnx_conv},
+	{"layer_norm", "LayerNormalization", mpt__onnx_row_norm},
+	{"rms_norm", "composed", mpt__onnx_row_norm},
+	{"batch_norm", "BatchNormalization", mpt__onnx_batch_norm},
+	{"group_norm", "composed", mpt__onnx_group_norm},
+	{"max_pool2d", "MaxPool", mpt__onnx_pool},
+	{"avg_pool2d", "AveragePool", mpt__onnx_pool},
+	{"embedding", "Gather", mpt__onnx_embedding},
+	{"scaled_dot_product_attention", "composed", mpt__onnx_attention},
+	{"rope", "composed", mpt__onnx_rope},
+	{"hash_grid", "composed", mpt__onnx_hash_grid},
+	{"linear_cross_entropy", "composed", mpt__onnx_linear_nll},
+	{"rnn", "RNN", mpt__onnx_recurrent},
+	{"lstm", "LSTM", mpt__onnx_recurrent},
+	{"gru", "GRU", mpt__onnx_recurrent},
+};
+
+/* The row of an op; NULL: there is none. */
+static const mpt__onnx_row *mpt__onnx_row_of(const char *op) {
+	for (size_t i = 0; i < sizeof mpt__onnx_rows / sizeof *mpt__onnx_rows; i++)
+		if (strcmp(mpt__onnx_rows[i].op, op) == 0) return &mpt__onnx_rows[i];
+	return NULL;
+}
+
+const char *mpt_onnx_form(const char *op) {
+	const mpt__onnx_row *row = op ? mpt__onnx_row_of(op) : NULL;
+	return row ? row->form : NULL;
+}
+
+/* ----
+ * tools/onnx.c: a net as an ONNX file: traced, written node by node, its weights behind them.
+ * ---- */
+
+enum {
+	MPT__ONNX_IR_VERSION = 8, /* what belongs to the opset */
+	MPT__ONNX_SMALL = 1024,   /* bytes of a tensor that stays in the model */
+	MPT__ONNX_PAGE = 4096,    /* where tensors in a file beside begin, so that it can be mapped */
+	MPT__ONNX_RAW_DATA = 9,   /* of a tensor .. */
+	MPT__ONNX_EXTERNAL_DATA = 13,
+	MPT__ONNX_DATA_LOCATION = 14,
+	MPT__ONNX_MODEL_GRAPH = 7, /* of a model .. */
+	MPT__ONNX_MODEL_OPSET = 8
+};
+
+mpt_onnx_config mpt_onnx_config_default(void) {
+	mpt_onnx_config config;
+	memset(&config, 0, sizeof config);
+	config.batch = "batch";
+	config.beside = (int64_t)1 << 30;
+	return config;
+}
+
+/* ==== The net, seen twice ==== */
+
+static bool mpt__onnx_refuse(mpt__onnx *o, mpt_status status, const char *why) {
+	if (o->status != MPT_OK) return false;
+	o->status = status;
+	mpt__tools_note_add(&o->why, "%s", why);
+	return false;
+}
+
+/* Whether the context is well, else what is wrong with it is what went wrong. */
+static bool mpt__onnx_well(mpt__onnx *o) {
+	if (!mpt_failed(o->context)) return true;
+	return mpt__onnx_refuse(o, mpt_error_code(o->context), mpt_error(o->context));
+}
+
+/* All elements of a tensor; NULL on error. */
+static unsigned char *mpt__onnx_read(mpt__onnx *o, mpt_tensor tensor, size_t *bytes) {
+	*bytes = (size_t)mpt_numel(tensor) * mpt_dtype_size(mpt_get_dtype(tensor));
+	if (!mpt__onnx_well(o)) return NULL;
+	unsigned char *data = (unsigned char *)mpt__tools_allocate(*bytes);
+	if (!data) mpt__onnx_out_of_memory(o);
+	if (data && mpt_read(tensor, data, *bytes) == MPT_OK) return data;
+	mpt__tools_release(data);
+	mpt__onnx_well(o);
+	return NULL;
+}
+
+/* Which dimension of an input is the batch's; -1: none. */
+static int mpt__onnx_batch_dim(const mpt__onnx *o, int i) {
+	const int dim = o->config->batch_dims ? o->config->batch_dims[i] : 0;
+	return dim < mpt_get_shape(o->inputs[i]).rank ? dim : -1;
+}
+
+/* An input of twice as many samples: each block of them once more. */
+static mpt_tensor mpt__onnx_doubled(mpt__onnx *o, mpt_tensor x, int dim) {
+	mpt_shape shape = mpt_get_shape(x);
+	const mpt_dtype dtype = mpt_get_dtype(x);
+	mpt_tensor none = {o->context, 0, 0}, out = none;
+	size_t bytes, blocks = 1;
+	unsigned char *data = mpt__onnx_read(o, x, &bytes);
+	unsigned char *twice = data ? (unsigned char *)mpt__tools_allocate(2 * bytes) : NULL;
+	for (int i = 0; i < dim; i++) blocks *= (size_t)shape.dim[i];
+	for (size_t i = 0; twice && i < blocks && bytes; i++) {
+		const size_t size = bytes / blocks;
+		for (size_t k = 0; k < 2; k++)
+			memcpy(twice + (2 * i + k) * size, data + i * size, size);
+	}
+	shape.dim[dim] *= 2;
+	if (twice) out = mpt_from(o->context, dtype, shape, twice);
+	if (data && !twice) mpt__onnx_out_of_memory(o);
+	mpt__tools_release(data);
+	mpt__tools_release(twice);
+	return mpt__onnx_well(o) ? out : none;
+}
+
+/* Finds the batch's size, the same in all inputs that have one. */
+static bool mpt__onnx_find_batch(mpt__onnx *o) {
+	for (int i = 0; i < o->n_inputs && o->config->batch && *o->config->batch; i++) {
+		const int dim = mpt__onnx_batch_dim(o, i);
+		const int64_t size = dim < 0 ? 0 : mpt_get_shape(o->inputs[i]).dim[dim];
+		if (dim < 0) continue;
+		if (size < 1 || (o->varies && size != o->batch[0]))
+			return mpt__onnx_refuse(o, MPT_ERROR_ARGUMENT,
+				"inputs have batches of different sizes, or of none; set batch_dims");
+		o->batch[0] = size, o->batch[1] = 2 * size;
+		o->varies = true;
+	}
+	return true;
+}
+
+static bool mpt__onnx_same_node(const mpt_node *a, const mpt_node *b) {
+	bool same = a->kind == b->kind && strcmp(a->name, b->name) == 0 &&
+		strcmp(a->module, b->module) == 0 && a->inputs == b->inputs && a->outputs == b->outputs &&
+		a->rank == b->rank;
+	for (int i = 0; same && i < a->inputs; i++)
+		same = a->input[i].node == b->input[i].node && a->input[i].output == b->input[i].output;
+	for (int i = 0; same && i < a->outputs; i++)
+		same = a->dtype[i] == b->dtype[i] && a->shape[i].rank == b->shape[i].rank;
+	return same;
+}
+
+/* Inputs with twice the batch of those given; NULL on error. */
+static mpt_tensor *mpt__onnx_twice(mpt__onnx *o, const mpt_tensor *inputs) {
+	mpt_tensor *twice = (mpt_tensor *)mpt__tools_allocate((size_t)o->n_inputs * sizeof *twice);
+	for (int i = 0; twice && i < o->n_inputs; i++) {
+		const int dim = mpt__onnx_batch_dim(o, i);
+		twice[i] = dim < 0 ? inputs[i] : mpt__onnx_doubled(o, inputs[i], dim);
+	}
+	if (!twice) mpt__onnx_out_of_memory(o);
+	return twice;
+}
+
+static void mpt__onnx_release(const mpt__onnx *o, mpt_tensor *twice) {
+	for (int i = 0; twice && i < o->n_inputs; i++)
+		if (mpt__onnx_batch_dim(o, i) >= 0 && twice[i].slot) mpt_release(twice[i]);
+	mpt__tools_release(twice);
+}
+
+/* Traces the net, and once more with the batch twice as large. A batch of 1 is no example: sizes of
+   1 are stretched, or left out. */
+static bool mpt__onnx_trace(mpt__onnx *o, mpt_module net) {
+	mpt_tensor *made[2] = {NULL, NULL};
+	const mpt_tensor *inputs = o->inputs;
+	if (!mpt__onnx_find_batch(o) || !mpt__onnx_well(o)) return false;
+	if (o->varies && o->batch[0] == 1) {
+		inputs = made[0] = mpt__onnx_twice(o, inputs);
+		o->batch[0] = 2, o->batch[1] = 4;
+	}
+	if (o->status == MPT_OK) o->graph = mpt_trace(net, inputs, o->n_inputs);
+	if (mpt__onnx_well(o) && o->status == MPT_OK && o->varies) {
+		made[1] = mpt__onnx_twice(o, inputs);
+		if (o->status == MPT_OK) o->twin = mpt_trace(net, made[1], o->n_inputs);
+	}
+	const bool fine = mpt__onnx_well(o) && o->status == MPT_OK;
+	for (int i = 0; i < 2; i++) mpt__onnx_release(o, made[i]);
+	if (!fine || !o->varies) return fine;
+	const int count = mpt_graph_count(o->graph);
+	bool same = mpt_graph_count(o->twin) == count;
+	for (int i = 0; i < count && same; i++)
+		same = mpt__onnx_same_node(mpt_graph_node(o->graph, i), mpt_graph_node(o->twin, i));
+	return same ||
+		mpt__onnx_refuse(o, MPT_ERROR_UNSUPPORTED,
+			"the net does something else with a batch twice as large; name no batch");
+}
+
+/* ==== Nodes ==== */
+
+static void mpt__onnx_held(mpt__onnx *o, int value, mpt_tensor tensor) {
+	const mpt_shape shape = mpt_get_shape(tensor);
+	mpt__onnx_weight *weight = mpt__onnx_weight_new(o, value, &shape);
+	if (weight) weight->tensor = tensor;
+}
+
+/* One of each that `data` of shape `a` has along the dimensions in which `b` has others; false if
+   they are not all the same. */
+static bool mpt__onnx_uniform(
+	unsigned char *data, size_t element, const mpt_shape *a, const mpt_shape *b, mpt_shape *one) {
+	const size_t count = (size_t)mpt__tools_shape_numel(a);
+	size_t kept = 0;
+	*one = *a;
+	for (int d = 0; d < a->rank; d++)
+		if (a->dim[d] != b->dim[d]) one->dim[d] = 1;
+	for (size_t i = 0; i < count; i++) {
+		size_t rest = i, from = 0, step = 1;
+		for (int d = a->rank; d-- > 0;) {
+			const size_t at = rest % (size_t)a->dim[d];
+			rest /= (size_t)a->dim[d];
+			if (a->dim[d] == b->dim[d]) from += at * step;
+			step *= (size_t)a->dim[d];
+		}
+		if (memcmp(data + i * element, data + from * element, element) != 0) return false;
+		if (from == i) memcpy(data + kept++ * element, data + i * element, element);
+	}
+	return true;
+}
+
+/* The bytes of each number in the order of little-endian machines. */
+static void mpt__onnx_little(unsigned char *data, size_t bytes, size_t element) {
+	const uint16_t one = 1;
+	unsigned char first;
+	memcpy(&first, &one, 1);
+	for (size_t i = 0; !first && i + element <= bytes; i += element)
+		for (size_t k = 0; k < element / 2; k++) {
+			const unsigned char byte = data[i + k];
+			data[i + k] = data[i + element - 1 - k], data[i + element - 1 - k] = byte;
+		}
+}
+
+/* A tensor that no op made, as a mask of positions: the same in both, or all the same along what
+   goes with the batch. */
+static void mpt__onnx_given(mpt__onnx *o) {
+	const mpt_node *node = o->node;
+	const mpt_shape *shape = &node->shape[0], *other = &o->other->shape[0];
+	const size_t element = mpt_dtype_size(node->dtype[0]);
+	bool same = true, fine = false;
+	size_t bytes, others = 0;
+	for (int d = 0; d < shape->rank; d++) same = same && shape->dim[d] == other->dim[d];
+	unsigned char *data = mpt__onnx_read(o, node->value, &bytes);
+	unsigned char *twin = data && o->varies ? mpt__onnx_read(o, o->other->value, &others) : NULL;
+	mpt_shape one = *shape;
+	if (data && !o->varies) fine = true;
+	if (data && twin && same) fine = memcmp(data, twin, bytes) == 0;
+	if (data && twin && !same)
+		fine = mpt__onnx_uniform(data, element, shape, other, &one) &&
+			mpt__onnx_uniform(twin, element, other, shape, &one) &&
+			memcmp(data, twin, (size_t)mpt__tools_shape_numel(&one) * element) == 0;
+	mpt__tools_release(twin);
+	if (fine) {
+		mpt__tools_bytes little = {data, (size_t)mpt__tools_shape_numel(&one) * element, 0, false};
+		mpt__onnx_little(data, little.size, element);
+		int value = mpt__onnx_constant(o, node->dtype[0], &one, &little);
+		if (!same) value = mpt__onnx_expanded(o, value);
+		o->results[o->at * MPT_NODE_OUTPUTS] = value;
+	} else if (data) {
+		mpt__onnx_fail(o, "a tensor made in forward whose numbers go with the batch");
+	}
+	mpt__tools_release(data);
+}
+
+static void mpt__onnx_op(mpt__onnx *o) {
+	const mpt_node *node = o->node;
+	const mpt__onnx_row *row =
+		node->kind == MPT_NODE_OP ? mpt__onnx_row_of(node->name) : NULL;
+	if (!row || !row->write) {
+		mpt__onnx_fail(o, node->kind == MPT_NODE_USER_OP
+				? "an op of the program's own, of which ONNX knows nothing"
+				: "ONNX has nothing for it");
+		return;
+	}
+	const bool sizes = row->write == mpt__onnx_slice || row->write == mpt__onnx_reshaped ||
+		row->write == mpt__onnx_expand;
+	for (int i = 0; i < MPT_MAX_RANK && !sizes; i++)
+		if (i != 1 && i != 3 && node->index[i] != o->other->index[i])
+			mpt__onnx_fail(o, "a number that goes with the batch; name no batch");
+	row->write(o, row->form);
+}
+
+/* Writes node o->at. *inputs, *outputs: those of the net so far. */
+static void mpt__onnx_node(mpt__onnx *o, int *inputs, int *outputs) {
+	const mpt_node *node = o->node;
+	int *result = &o->results[o->at * MPT_NODE_OUTPUTS], value;
+	const char *const *names;
+	if (node->changed) {
+		mpt__onnx_fail(o, "memory that is changed in place by way of another tensor; mpt_clone it");
+		return;
+	}
+	switch (node->kind) {
+	case MPT_NODE_INPUT:
+		names = o->config->inputs;
+		*result = mpt__onnx_value_new(o, names ? names[*inputs] : node->name, node->dtype[0]);
+		++*inputs;
+		break;
+	case MPT_NODE_PARAMETER:
+	case MPT_NODE_BUFFER:
+		*result = mpt__onnx_value_new(o, node->name, node->dtype[0]);
+		mpt__onnx_held(o, *result, node->value);
+		break;
+	case MPT_NODE_CONSTANT: mpt__onnx_given(o); break;
+	case MPT_NODE_OP:
+	case MPT_NODE_USER_OP: mpt__onnx_op(o); break;
+	case MPT_NODE_OUTPUT:
+		names = o->config->outputs;
+		value = mpt__onnx_in_as(o, 0, node->dtype[0]);
+		*result = mpt__onnx_value_new(o, names ? names[*outputs] : node->name, node->dtype[0]);
+		mpt__onnx_put_many(o, "Identity", &value, 1, result, 1);
+		++*outputs;
+		break;
+	}
+}
+
+/* Values of one name would be one. */
+static bool mpt__onnx_check_names(mpt__onnx *o, int count) {
+	for (int i = 0; i < count; i++) {
+		const mpt_node *node = mpt_graph_node(o->graph, i);
+		if (node->kind == MPT_NODE_OP || node->kind == MPT_NODE_USER_OP ||
+			node->kind == MPT_NODE_CONSTANT)
+			continue;
+		const int own = o->results[i * MPT_NODE_OUTPUTS];
+		for (int k = 0; k < o->value_count; k++) {
+			if (k == own || strcmp(o->values[k].name, o->values[own].name) != 0) continue;
+			mpt__tools_note_add(&o->why, "two values are called \"%s\"; ", o->values[own].name);
+			return mpt__onnx_refuse(o, MPT_ERROR_ARGUMENT, "give inputs and outputs other names");
+		}
+	}
+	return true;
+}
+
+static bool mpt__onnx_nodes(mpt__onnx *o) {
+	const int count = mpt_graph_count(o->graph);
+	int inputs = 0, outputs = 0;
+	o->results = (int *)mpt__tools_allocate((size_t)count * MPT_NODE_OUTPUTS * sizeof *o->results);
+	if (!o->results) return mpt__onnx_out_of_memory(o) >= 0;
+	for (int i = 0; i < count * MPT_NODE_OUTPUTS; i++) o->results[i] = -1;
+	for (int i = 0; i < count && o->status == MPT_OK; i++) {
+		o->at = i, o->made = 0;
+		o->node = mpt_graph_node(o->graph, i);
+		o->other = o->varies ? mpt_graph_node(o->twin, i) : o->node;
+		mpt__onnx_node(o, &inputs, &outputs);
+	}
+	return o->status == MPT_OK && mpt__onnx_check_names(o, count);
+}
+
+/* ==== Shapes of values ==== */
+
+static void mpt__onnx_put_dim(
+	const mpt__onnx *o, mpt__tools_bytes *to, int64_t number, int64_t other) {
+	char text[160];
+	int64_t times = 0, more = 0;
+	const size_t dim = mpt__tools_message_begin(to, 1);
+	if (number == other) {
+		mpt__tools_put_int_field(to, 1, number);
+	} else if (mpt__onnx_goes_with(o, number, other, &times, &more)) {
+		mpt__tools_note note = mpt__tools_note_begin(text, sizeof text);
+		if (times != 1) mpt__tools_note_add(&note, "%lld*", (long long)times);
+		mpt__tools_note_add(&note, "%s", o->config->batch);
+		if (more != 0) mpt__tools_note_add(&note, "+%lld", (long long)more);
+		mpt__tools_put_text_field(to, 2, text);
+	}
+	mpt__tools_message_end(to, dim);
+}
+
+/* A ValueInfoProto: the value of output k of node i. */
+static void mpt__onnx_put_info(
+	const mpt__onnx *o, mpt__tools_bytes *to, int field, int i, int k) {
+	const int value = o->results[i * MPT_NODE_OUTPUTS + k];
+	const mpt_node *node = mpt_graph_node(o->graph, i);
+	const mpt_node *other = o->varies ? mpt_graph_node(o->twin, i) : node;
+	const size_t info = mpt__tools_message_begin(to, field);
+	mpt__tools_put_text_field(to, 1, mpt__onnx_name(o, value));
+	const size_t type = mpt__tools_message_begin(to, 2);
+	const size_t tensor = mpt__tools_message_begin(to, 1);
+	mpt__tools_put_int_field(to, 1, mpt__onnx_type(o->values[value].dtype));
+	const size_t shape = mpt__tools_message_begin(to, 2);
+	for (int d = 0; d < node->shape[k].rank; d++)
+		mpt__onnx_put_dim(o, to, node->shape[k].dim[d], other->shape[k].dim[d]);
+	mpt__tools_message_end(to, shape);
+	mpt__tools_message_end(to, tensor);
+	mpt__tools_message_end(to, type);
+	mpt__tools_message_end(to, info);
+}
+
+/* What the model says of its inputs, its outputs and each value between, once. */
+static void mpt__onnx_put_infos(mpt__onnx *o, mpt__tools_bytes *to) {
+	static const struct {
+		int field;
+		mpt_node_kind kind;
+	} parts[] = {{MPT__ONNX_INPUT, MPT_NODE_INPUT}, {MPT__ONNX_OUTPUT, MPT_NODE_OUTPUT},
+		{MPT__ONNX_VALUE_INFO, MPT_NODE_OP}};
+	const int count = mpt_graph_count(o->graph);
+	bool *told = (bool *)mpt__tools_allocate((size_t)o->value_count * sizeof *told);
+	if (!told) {
+		mpt__onnx_out_of_memory(o);
+		return;
+	}
+	for (int i = 0; i < o->weight_count; i++) told[o->weights[i].value] = true;
+	for (int part = 0; part < 3; part++)
+		for (int i = 0; i < count; i++)
+			for (int k = 0; k < MPT_NODE_OUTPUTS; k++) {
+				const int value = o->results[i * MPT_NODE_OUTPUTS + k];
+				if (value < 0 || told[value] ||
+					mpt_graph_node(o->graph, i)->kind != parts[part].kind)
+					continue;
+				told[value] = true;
+				mpt__onnx_put_info(o, to, parts[part].field, i, k);
+			}
+	mpt__tools_release(told);
+}
+
+/* ==== Files ==== */
+
+typedef struct {
+	char *path, *beside; /* where it shall be, and where it is written */
+	FILE *file;
+} mpt__onnx_file;
+
+static bool mpt__onnx_io_error(mpt__onnx *o, const char *path, const char *what) {
+	const int error = errno ? errno : EIO;
+	if (o->status != MPT_OK) return false;
+	o->status = MPT_ERROR_IO;
+	mpt__tools_note_add(&o->why, "%s cannot be %s: %s", path, what, strerror(error));
+	return false;
+}
+
+static char *mpt__onnx_joined(mpt__onnx *o, const char *a, const char *b) {
+	const size_t n = strlen(a), m = strlen(b) + 1;
+	char *text = (char *)mpt__tools_allocate(n + m);
+	if (!text) {
+		mpt__onnx_out_of_memory(o);
+		return NULL;
+	}
+	memcpy(text, a, n);
+	memcpy(text + n, b, m);
+	return text;
+}
+
+static bool mpt__onnx_file_begin(
+	mpt__onnx *o, mpt__onnx_file *file, const char *path, const char *more) {
+	file->path = mpt__onnx_joined(o, path, more);
+	file->beside = file->path ? mpt__onnx_joined(o, file->path, ".new") : NULL;
+	if (!file->beside) return false;
+	errno = 0;
+	file->file = mpt__tools_file_open(file->beside, "wb");
+	return file->file || mpt__onnx_io_error(o, file->path, "opened");
+}
+
+static bool mpt__onnx_file_put(
+	mpt__onnx *o, mpt__onnx_file *file, const void *data, size_t bytes) {
+	errno = 0;
+	return mpt__tools_file_put(file->file, data, bytes) ||
+		mpt__onnx_io_error(o, file->path, "written");
+}
+
+static bool mpt__onnx_file_close(mpt__onnx *o, mpt__onnx_file *file) {
+	errno = 0;
+	const bool fine = mpt__tools_file_close(file->file);
+	file->file = NULL;
+	return fine || mpt__onnx_io_error(o, file->path, "written");
+}
+
+static bool mpt__onnx_file_move(mpt__onnx *o, mpt__onnx_file *file) {
+	errno = 0;
+	if (mpt__tools_file_move(file->beside, file->path) != 0)
+		return mpt__onnx_io_error(o, file->path, "replaced");
+	mpt__tools_release(file->beside);
+	file->beside = NULL;
+	return true;
+}
+
+/* What was not moved goes away. */
+static void mpt__onnx_file_end(mpt__onnx_file *file, bool opened) {
+	if (file->file) mpt__tools_file_close(file->file);
+	if (file->beside && opened) mpt__tools_file_remove(file->beside);
+	mpt__tools_release(file->path);
+	mpt__tools_release(file->beside);
+}
+
+/* ==== Weights ==== */
+
+/* Gives large tensors places in the file beside, if all of them are too much for the model. */
+static bool mpt__onnx_place(mpt__onnx *o) {
+	int64_t all = 0, at = 0;
+	for (int i = 0; i < o->weight_count; i++) all += o->weights[i].bytes;
+	if (all < o->config->beside) return false;
+	for (int i = 0; i < o->weight_count; i++) {
+		if (o->weights[i].bytes < MPT__ONNX_SMALL) continue;
+		o->weights[i].offset = at;
+		at += (o->weights[i].bytes + MPT__ONNX_PAGE - 1) / MPT__ONNX_PAGE * MPT__ONNX_PAGE;
+	}
+	return at > 0;
+}
+
+static void mpt__onnx_put_entry(mpt__tools_bytes *to, const char *key, const char *text) {
+	const size_t entry = mpt__tools_message_begin(to, MPT__ONNX_EXTERNAL_DATA);
+	mpt__tools_put_text_field(to, 1, key);
+	mpt__tools_put_text_field(to, 2, text);
+	mpt__tools_message_end(to, entry);
+}
+
+/* A TensorProto up to its data. `path`: of the file beside. */
+static void mpt__onnx_put_head(
+	const mpt__onnx *o, mpt__tools_bytes *to, const mpt__onnx_weight *weight, const char *path) {
+	char number[32];
+	for (int d = 0; d < weight->shape.rank; d++)
+		mpt__tools_put_int_field(to, 1, weight->shape.dim[d]);
+	mpt__tools_put_int_field(to, 2, mpt__onnx_type(o->values[weight->value].dtype));
+	mpt__tools_put_text_field(to, 8, mpt__onnx_name(o, weight->value));
+	if (weight->offset < 0) {
+		mpt__tools_put_field(to, MPT__ONNX_RAW_DATA, MPT__TOOLS_WIRE_BYTES);
+		mpt__tools_put_varint(to, (uint64_t)weight->bytes);
+		return;
+	}
+	const char *name = path;
+	for (const char *c = path; *c; c++)
+		if (mpt__tools_is_separator(*c)) name = c + 1;
+	mpt__onnx_put_entry(to, "location", name);
+	for (int i = 0; i < 2; i++) {
+		mpt__tools_note note = mpt__tools_note_begin(number, sizeof number);
+		mpt__tools_note_add(&note, "%lld", (long long)(i ? weight->bytes : weight->offset));
+		mpt__onnx_put_entry(to, i ? "length" : "offset", number);
+	}
+	mpt__tools_put_int_field(to, MPT__ONNX_DATA_LOCATION, 1);
+}
+
+/* The numbers of a weight. */
+static bool mpt__onnx_put_data(mpt__onnx *o, mpt__onnx_file *file, const mpt__onnx_weight *weight) {
+	size_t bytes = (size_t)weight->bytes;
+	if (weight->data) return mpt__onnx_file_put(o, file, weight->data, bytes);
+	unsigned char *data = mpt__onnx_read(o, weight->tensor, &bytes);
+	if (!data) return false;
+	mpt__onnx_little(data, bytes, mpt_dtype_size(o->values[weight->value].dtype));
+	const bool fine = mpt__onnx_file_put(o, file, data, bytes);
+	mpt__tools_release(data);
+	return fine;
+}
+
+/* The file of large tensors. */
+static bool mpt__onnx_put_beside(mpt__onnx *o, mpt__onnx_file *file) {
+	static const unsigned char zeros[MPT__ONNX_PAGE] = {0};
+	int64_t at = 0;
+	for (int i = 0; i < o->weight_count; i++) {
+		const mpt__onnx_weight *weight = &o->weights[i];
+		if (weight->offset < 0) continue;
+		if (!mpt__onnx_file_put(o, file, zeros, (size_t)(weight->offset - at)) ||
+			!mpt__onnx_put_data(o, file, weight))
+			return false;
+		at = weight->offset + weight->bytes;
+	}
+	return true;
+}
+
+/* ==== The model ==== */
+
+/* A field whose value of so many bytes follows elsewhere. */
+static void mpt__onnx_put_length(mpt__tools_bytes *to, int field, uint64_t bytes) {
+	mpt__tools_put_field(to, field, MPT__TOOLS_WIRE_BYTES);
+	mpt__tools_put_varint(to, bytes);
+}
+
+/* Weights, each read when its turn comes; or, of no file, the bytes that they take. */
+static bool mpt__onnx_put_weights(
+	mpt__onnx *o, mpt__onnx_file *file, const char *beside, uint64_t *bytes) {
+	mpt__tools_bytes head = {NULL, 0, 0, false}, tag = {NULL, 0, 0, false};
+	bool fine = true;
+	for (int i = 0; i < o->weight_count && fine; i++) {
+		const mpt__onnx_weight *weight = &o->weights[i];
+		const uint64_t own = weight->offset < 0 ? (uint64_t)weight->bytes : 0;
+		head.size = tag.size = 0;
+		mpt__onnx_put_head(o, &head, weight, beside);
+		mpt__onnx_put_length(&tag, MPT__ONNX_INITIALIZER, head.size + own);
+		fine = !head.failed && !tag.failed;
+		if (!fine) mpt__onnx_out_of_memory(o);
+		*bytes += tag.size + head.size + own;
+		if (file && fine)
+			fine = mpt__onnx_file_put(o, file, tag.data, tag.size) &&
+				mpt__onnx_file_put(o, file, head.data, head.size) &&
+				(weight->offset >= 0 || mpt__onnx_put_data(o, file, weight));
+	}
+	mpt__tools_bytes_free(&head);
+	mpt__tools_bytes_free(&tag);
+	return fine;
+}
+
+static bool mpt__onnx_put_model(mpt__onnx *o, mpt__onnx_file *file, const char *beside) {
+	char version[32];
+	mpt__tools_bytes head = {NULL, 0, 0, false}, infos = {NULL, 0, 0, false};
+	uint64_t weights = 0;
+	mpt__tools_note note = mpt__tools_note_begin(version, sizeof version);
+	mpt__tools_note_add(&note, "%lld.%lld.%lld", (long long)MPTRAIN_VERSION_MAJOR,
+		(long long)MPTRAIN_VERSION_MINOR, (long long)MPTRAIN_VERSION_PATCH);
+	mpt__tools_put_text_field(&o->nodes, MPT__ONNX_GRAPH_NAME, "net");
+	mpt__onnx_put_infos(o, &infos);
+	bool fine = mpt__onnx_put_weights(o, NULL, beside, &weights);
+	mpt__tools_put_int_field(&head, 1, MPT__ONNX_IR_VERSION);
+	mpt__tools_put_text_field(&head, 2, "mptrain");
+	mpt__tools_put_text_field(&head, 3, version);
+	const size_t opset = mpt__tools_message_begin(&head, MPT__ONNX_MODEL_OPSET);
+	mpt__tools_put_int_field(&head, 2, MPT_ONNX_OPSET);
+	mpt__tools_message_end(&head, opset);
+	mpt__onnx_put_length(&head, MPT__ONNX_MODEL_GRAPH, o->nodes.size + weights + infos.size);
+	if (head.failed || infos.failed || o->nodes.failed) mpt__onnx_out_of_memory(o);
+	fine = fine && o->status == MPT_OK && mpt__onnx_file_put(o, file, head.data, head.size) &&
+		mpt__onnx_file_put(o, file, o->nodes.data, o->nodes.size) &&
+		mpt__onnx_put_weights(o, file, beside, &weights) &&
+		mpt__onnx_file_put(o, file, infos.data, infos.size);
+	mpt__tools_bytes_free(&head);
+	mpt__tools_bytes_free(&infos);
+	return fine;
+}
+
+/* Both files are whole before either takes its place. */
+static void mpt__onnx_write(mpt__onnx *o, const char *path) {
+	mpt__onnx_file model = {NULL, NULL, NULL}, beside = {NULL, NULL, NULL};
+	const bool two = mpt__onnx_place(o);
+	bool opened = mpt__onnx_file_begin(o, &model, path, ""), opened_two = false, fine = opened;
+	if (fine && two) fine = opened_two = mpt__onnx_file_begin(o, &beside, path, ".data");
+	if (fine && two)
+		fine = mpt__onnx_put_beside(o, &beside) && mpt__onnx_file_close(o, &beside);
+	fine = fine && mpt__onnx_put_model(o, &model, two ? beside.path : "") &&
+		mpt__onnx_file_close(o, &model);
+	if (fine && two) fine = mpt__onnx_file_move(o, &beside);
+	if (fine) mpt__onnx_file_move(o, &model);
+	mpt__onnx_file_end(&model, opened);
+	mpt__onnx_file_end(&beside, opened_two);
+}
+
+static void mpt__onnx_free(mpt__onnx *o) {
+	if (o->graph.slot) mpt_graph_destroy(o->graph);
+	if (o->twin.slot) mpt_graph_destroy(o->twin);
+	for (int i = 0; i < o->value_count; i++) mpt__tools_release(o->values[i].name);
+	for (int i = 0; i < o->weight_count; i++) mpt__tools_release(o->weights[i].data);
+	mpt__tools_release(o->values);
+	mpt__tools_release(o->weights);
+	mpt__tools_release(o->results);
+	mpt__tools_bytes_free(&o->nodes);
+	mpt__tools_bytes_free(&o->attributes);
+}
+
+mpt_status mpt_onnx_export(mpt_module net, const mpt_tensor *inputs, int n_inputs,
+	const char *path, const mpt_onnx_config *config, char *why, size_t capacity) {
+	const mpt_onnx_config defaults = mpt_onnx_config_default();
+	mpt__onnx o;
+	memset(&o, 0, sizeof o);
+	o.context = net.context;
+	o.config = config ? config : &defaults;
+	o.inputs = inputs, o.n_inputs = n_inputs;
+	o.batch_value = -1;
+	o.why = mpt__tools_note_begin(why, capacity);
+	if (!path || !*path || !inputs || n_inputs < 1) {
+		mpt__onnx_refuse(&o, MPT_ERROR_ARGUMENT, "expected a path and an array of inputs");
+	} else if (!net.context) {
+		mpt__onnx_refuse(&o, MPT_ERROR_HANDLE, "the net is a null handle");
+	} else if (mpt__onnx_well(&o)) {
+		if (mpt__onnx_trace(&o, net) && mpt__onnx_nodes(&o)) mpt__onnx_write(&o, path);
+		mpt__onnx_well(&o);
+	}
+	mpt__onnx_free(&o);
+	return o.status;
 }
 
 /* ----

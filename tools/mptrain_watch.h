@@ -1671,7 +1671,7 @@ MPT__HANDLES(graph, MPT__GRAPH)
 /* A tensor that a node has made. */
 typedef struct {
 	const mpt__tensor *tensor;
-	uint32_t generation, storage;
+	uint32_t generation, storage, version; /* version: of the storage */
 	int64_t offset;
 	mpt_edge edge;
 } mpt__traced;
@@ -1684,6 +1684,8 @@ typedef struct {
 	int64_t count, capacity;
 	double flop;  /* of launches since the last op */
 	int user_ops; /* that run, each within the one before */
+	uint32_t written; /* the storage that the op under way has written in place */
+	bool changed;     /* an input of it is not what its node made */
 } mpt__tracing;
 
 /* ==== Nodes ==== */
@@ -1694,6 +1696,7 @@ static void mpt__graph_end(mpt_context *ctx, void *object) {
 		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].name);
 		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].module);
 		mpt__host_text_free(ctx, (char *)(uintptr_t)graph->nodes[i].layer);
+		if (graph->nodes[i].kind == MPT_NODE_CONSTANT) mpt_release(graph->nodes[i].value);
 	}
 	mpt__room_free(ctx, graph->nodes, graph->capacity);
 }
@@ -1722,6 +1725,7 @@ static void mpt__tracing_output(mpt__tracing *trace, const mpt__tensor *tensor) 
 	mpt__traced *value = &trace->values[trace->count++];
 	value->tensor = tensor, value->generation = tensor->generation;
 	value->storage = tensor->storage, value->offset = tensor->offset;
+	value->version = tensor->storage ? ctx->storages[tensor->storage].version : 0;
 	value->edge.node = (int)trace->graph->count - 1, value->edge.output = node->outputs;
 	if (tensor->storage) ctx->storages[tensor->storage].references++;
 	node->dtype[node->outputs] = (mpt_dtype)tensor->dtype;
@@ -1762,8 +1766,17 @@ static mpt_edge mpt__tracing_source(mpt__tracing *trace, const mpt__tensor *tens
 	mpt_node *node = mpt__tracing_node(trace, kind, name, holder, "");
 	if (!node) return edge;
 	node->trainable = tensor->parameter && (tensor->flags & MPT__REQUIRES_GRAD);
+	node->value = mpt__handle(ctx,
+		kind == MPT_NODE_CONSTANT ? mpt__tensor_outside(ctx, tensor, MPT__KEPT | MPT__INFERENCE)
+								  : tensor);
 	mpt__tracing_output(trace, tensor);
 	return edge;
+}
+
+/* Whether a tensor's memory was written since, by what is no op on that tensor. */
+static bool mpt__tracing_stale(const mpt__tracing *trace, const mpt__traced *value) {
+	const uint32_t now = value->storage ? trace->context->storages[value->storage].version : 0;
+	return value->storage && now != value->version + (value->storage == trace->written);
 }
 
 /* Where a tensor comes from. What was detached has its storage from there. */
@@ -1772,12 +1785,15 @@ static mpt_edge mpt__tracing_find(mpt__tracing *trace, const mpt__tensor *tensor
 	if (!tensor) return none;
 	for (int64_t i = trace->count; i-- > 0;) {
 		const mpt__traced *value = &trace->values[i];
-		if (value->tensor == tensor && value->generation == tensor->generation) return value->edge;
+		if (value->tensor != tensor || value->generation != tensor->generation) continue;
+		trace->changed = trace->changed || mpt__tracing_stale(trace, value);
+		return value->edge;
 	}
 	for (int64_t i = trace->count; i-- > 0 && !tensor->parameter && tensor->storage;) {
 		const mpt__traced *value = &trace->values[i];
-		if (value->storage == tensor->storage && value->offset == tensor->offset)
-			return value->edge;
+		if (value->storage != tensor->storage || value->offset != tensor->offset) continue;
+		trace->changed = trace->changed || mpt__tracing_stale(trace, value);
+		return value->edge;
 	}
 	return mpt__tracing_source(trace, tensor);
 }
@@ -1830,19 +1846,31 @@ static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
 	if (own) trace->user_ops--;
 	if (trace->user_ops > 0) return;
 	mpt__wait_no_more(ctx); /* a convolution, which a norm would take in its own launch */
+	const mpt__tensor *out = frame->out[0];
+	trace->changed = false, trace->written = 0;
+	for (int i = 0; i < frame->n_in && out; i++)
+		if (frame->in[i] && !frame->is_view && frame->in[i]->storage == out->storage)
+			trace->written = out->storage;
 	for (int i = 0; i < frame->n_in; i++) input[i] = mpt__tracing_find(trace, frame->in[i]);
 	const mpt__op *op = own ? (const mpt__op *)mpt__object_slot(
 								  ctx, MPT__USER_OP, (uint32_t)frame->attributes->index[0])
 							: NULL;
+	const mpt__attributes *told = frame->attributes;
 	const int activation = own            ? MPT_ACTIVATION_NONE
-		: frame->op == MPT__OP_batch_norm ? frame->attributes->index[2] != 0 /* relu */
-										  : frame->attributes->activation;
+		: frame->op == MPT__OP_batch_norm ? told->index[2] != 0 /* relu */
+		: frame->n_in > 3                 ? MPT_ACTIVATION_NONE /* a cell's own, at each step */
+										  : told->activation;
 	const mpt__module *module = ctx->module ? mpt__module_slot(ctx, ctx->module) : NULL;
 	mpt_node *node = mpt__tracing_node(trace, own ? MPT_NODE_USER_OP : MPT_NODE_OP,
 		op ? op->cls.name : frame->row->name, mpt__tracing_path(trace, module),
 		module ? module->cls.name : "");
 	if (!node) return;
 	node->compute = frame->compute;
+	node->changed = trace->changed;
+	mpt__copy_dims(node->index, told->index, MPT_MAX_RANK);
+	for (int i = 0; i < 2; i++) node->number[i] = told->imm[i];
+	node->rank = told->rank, node->activation = told->activation;
+	node->reduction = told->reduction;
 	node->flop = trace->flop;
 	trace->flop = 0;
 	node->inputs = frame->n_in;
@@ -1880,15 +1908,23 @@ static void mpt__tracing_run(mpt__tracing *trace, mpt_module net, const mpt_tens
 		mpt__listen(ctx, MPT__LAUNCHED, mpt__tracing_launch, trace) != MPT_OK ||
 		mpt_forward_n(net, inputs, n, out, n_out) != MPT_OK)
 		return;
+	trace->written = 0;
 	for (int i = 0; i < n_out; i++) {
 		const mpt__tensor *result = mpt__live(ctx, out[i]);
+		trace->changed = false;
 		const mpt_edge edge = mpt__tracing_find(trace, result);
 		char name[32];
 		mpt__format_text(name, sizeof name, n_out > 1 ? "output%d" : "output", i + 1);
 		mpt_node *node = result ? mpt__tracing_node(trace, MPT_NODE_OUTPUT, name, "", "") : NULL;
 		if (!node) continue;
 		node->inputs = 1, node->input[0] = edge;
+		node->changed = trace->changed;
 		mpt__tracing_output(trace, result);
+	}
+	for (int64_t i = 0; i < trace->count; i++) {
+		mpt_node *node = &trace->graph->nodes[trace->values[i].edge.node];
+		if (node->kind == MPT_NODE_CONSTANT)
+			node->changed = mpt__tracing_stale(trace, &trace->values[i]);
 	}
 }
 

@@ -62,6 +62,7 @@ static void mpt__planes_plan(mpt__planes_work *w, const mpt__launch *launch) {
         p->padding[d] = back ? c->kernel[d] - 1 - c->padding[d] : c->padding[d];
     }
     p->step = p->x.size[1] + p->padding[1];
+    if (p->step < p->y.size[1] + p->kernel[1] - 1 - p->padding[1]) p->step++;
     p->relu = launch->activation == MPT_ACTIVATION_RELU;
     p->adds = mpt__conv_output(launch)->access == MPT__ACCUMULATE;
     w->images = mpt__planes_images(p, c->n);

@@ -24,7 +24,7 @@
     few blocks run again as it takes to fit a budget.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
-    and pictures; reports; training by forwards alone.
+    and pictures; reports; training by forwards alone; nets as ONNX.
 */
 
 /* ==== Licence ================================================================================

@@ -165,6 +165,13 @@ static bool mpt__tools_first_line(const char *path, char *line, size_t size) {
     return n > 0;
 }
 
+static bool mpt__tools_file_put(FILE *file, const void *data, size_t bytes) {
+    return bytes == 0 || fwrite(data, 1, bytes, file) == bytes;
+}
+
+/* False where what was written may not have arrived. */
+static bool mpt__tools_file_close(FILE *file) { return fclose(file) == 0; }
+
 /* Replaces a file as a whole: who reads it sees the old one or the new one. */
 static mpt_status mpt__tools_file_replace(const char *path, const mpt__tools_bytes *bytes) {
     mpt__tools_bytes name = {NULL, 0, 0, false};

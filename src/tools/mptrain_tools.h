@@ -8,6 +8,7 @@
 #include "face/zeroth.h"
 #include "face/trace.h"
 #include "face/graph.h"
+#include "face/onnx.h"
 #include "face/report.h"
 
 #if defined(MPTRAIN_TOOLS_IMPLEMENTATION) && !defined(MPT__TOOLS_IMPLEMENTED)
@@ -26,6 +27,10 @@
 #include "graph.c"
 #include "graph_event.c"
 #include "drawing.c"
+#include "onnx_model.c"
+#include "onnx_ops.c"
+#include "onnx_layers.c"
+#include "onnx.c"
 #include "charts.c"
 #include "report.c"
 #endif

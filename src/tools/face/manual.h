@@ -1,5 +1,5 @@
 /* mptrain_tools.h - what looks at a training: logs for TensorBoard, spreadsheets and scripts; what
-   is wrong with it, where, and what to do; what the machine does and how fast.
+   is wrong with it, where, and what to do; what the machine does and how fast; nets as ONNX.
 
    One header beside mptrain.h, of which it needs the declarations alone. In one file of a program:
 
@@ -50,6 +50,15 @@
        mpt_report_close(report);
 
    which a browser shows while the training runs, too.
+
+   mpt_onnx_export writes a net as a file that other runtimes run, for batches of any size, with the
+   names of its weights:
+
+       char why[256];
+       mpt_tensor x = mpt_zeros(ctx, MPT_F32, MPT_SHAPE(1, 784)); // what the net takes
+       if (mpt_onnx_export(net, &x, 1, "net.onnx", NULL, why, sizeof why) != MPT_OK) puts(why);
+
+   examples/onnx.c is a whole program that does so.
 
    mpt_zeroth_step fine-tunes a net by forwards alone, in the memory of inference; `loss` is yours:
 
