@@ -3,12 +3,14 @@
 #   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
 #   make examples      the other examples, in build/
 #   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
+#   make test-parallel training by several processes, with each MPI that is here;  FULL=1
+#                      MPIS="openmpi mpich"  ONLY=overflow
 #   make web           build/web/digits.html: a net that trains in a browser, as one file to hand out
 #   make doctor        what this machine computes with, how fast, and in which precision to train
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
-#   make amalgamate    writes mptrain.h, mptrain_cuda.cu, tools/mptrain_tools.h and
-#                      tools/mptrain_watch.h from src/
+#   make amalgamate    writes mptrain.h, mptrain_cuda.cu, tools/mptrain_tools.h,
+#                      tools/mptrain_watch.h and tools/mptrain_parallel.h from src/
 #   make check-header  fails unless these are what src/ generates
 #   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make house         its wings and rooms, with lines, bytes and arrows
@@ -77,14 +79,17 @@ endif
 
 # As many jobs as there are cores, but no more than eight, unless the command line says how many. What
 # only runs a script that calls make is left out.
-ifneq ($(filter all test tests examples mnist cuda lint benches,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter all test tests test-parallel examples mnist cuda lint benches,$(or $(MAKECMDGOALS),all)),)
 MAKEFLAGS += -j$(or $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null) && \
     { [ "$$n" -lt 8 ] && echo "$$n" || echo 8; }),1)
 endif
 
 # The rooms, in the order of the spine, and the wings with what they may use, from src/README.md.
-SPINES := src/mptrain.h src/mptrain_watch.h
+SPINES := src/mptrain.h src/mptrain_watch.h src/mptrain_parallel.h
 ROOMS := $(shell sed -n 's/^.include "\(.*\/.*\|context.c\)"$$/src\/\1/p' $(SPINES))
+MPI_INCLUDES := $(shell mpicc -showme:compile 2>/dev/null || \
+    mpicc -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
+ALONE := $(if $(MPI_INCLUDES),$(ROOMS),$(filter-out src/parallel/%.c,$(ROOMS)))
 WATCHING := $(shell sed -n 's/^.include "\(.*\/.*\)"$$/\1/p' src/mptrain_watch.h)
 WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)
 wing_uses = $(1) $(shell sed -n 's/^| `$(1)\/` .*| \(.*\) |$$/\1/p' src/README.md)
@@ -108,7 +113,8 @@ LOGS := $(patsubst tests/%.c,$(BUILD)/tests/%.log,$(TESTS)) \
 TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%$(EXE),$(TESTS))
 EXAMPLE_PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%$(EXE),$(EXAMPLES))
 
-COMPILE = $(CC) $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEADER_FILE='"$(HEADER)"' $(WARN) $(WATCH) $(CPPFLAGS)
+COMPILE = $(CC) $(COMPILE_AS)
+COMPILE_AS = $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEADER_FILE='"$(HEADER)"' $(WARN) $(WATCH) $(CPPFLAGS)
 Q := $(if $(V),,@)
 DEPS = -MMD -MP -MF $@.d
 
@@ -149,11 +155,13 @@ test: $(LOGS)
 	@sh tests/run.sh sum $(LOGS)
 
 # What is generated: the spine, the file, and the spine that has rooms of its own beside it.
-generate = $(BUILD)/amalgamate src/mptrain.h $(1)mptrain.h src/mptrain_watch.h && \
+generate = $(BUILD)/amalgamate src/mptrain.h $(1)mptrain.h src/mptrain_watch.h src/mptrain_parallel.h && \
     $(BUILD)/amalgamate src/mptrain_watch.h $(2)mptrain_watch.h src/mptrain.h && \
+    $(BUILD)/amalgamate src/mptrain_parallel.h $(2)mptrain_parallel.h src/mptrain.h && \
     $(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(1)mptrain_cuda.cu && \
     $(BUILD)/amalgamate src/tools/mptrain_tools.h $(2)mptrain_tools.h
-GENERATED := mptrain.h mptrain_cuda.cu tools/mptrain_tools.h tools/mptrain_watch.h
+GENERATED := mptrain.h mptrain_cuda.cu tools/mptrain_tools.h tools/mptrain_watch.h \
+    tools/mptrain_parallel.h
 
 amalgamate: $(BUILD)/amalgamate
 	$(call generate,,tools/)
@@ -169,7 +177,7 @@ SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
 house: $(BUILD)/house
 	@$< src/mptrain.h
 
-lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
+lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ALONE:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h ! -path 'src/tools/*') $(EXAMPLES) $(wildcard examples/*.h examples/*/*.c tests/*.[ch] \
 	    tests/*/*.[ch] $(filter-out $(GENERATED),$(wildcard tools/*.[ch])) tools/*.sh tools/bench/*.[ch])
 	@$(BUILD)/lint src/tools/mptrain_tools.h $(filter-out src/tools/mptrain_tools.h,$(wildcard src/tools/*.[ch] src/tools/*/*.h))
@@ -181,7 +189,8 @@ lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOM
 	@$(call generate,$(BUILD)/generated/,$(BUILD)/generated/)
 	@$(BUILD)/reference --check $(BUILD)/generated/mptrain.h tests/api_shown.c \
 	    $(BUILD)/generated/mptrain_tools.h README.md
-	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
+	@echo "lint: $(words $(ALONE)) rooms are clean and compile alone$(if \
+	    $(MPI_INCLUDES),,; src/parallel not: there is no mpicc)"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
 # defined there would be an arrow to a room above.
@@ -189,7 +198,8 @@ $(BUILD)/alone/%.log: src/% FORCE
 	@mkdir -p $(@D)
 	@$(CC) $(STD) -fsyntax-only -I$(BUILD)/wings/$(firstword $(subst /, ,$*)) \
 	    -DMPTRAIN_IMPLEMENTATION $(if $(filter context.c,$*),-DMPTRAIN_CPU_SEPARATE) \
-	    $(if $(filter $(WATCHING),$*),-DMPTRAIN_WATCH) -Werror=implicit-function-declaration -x c $< 2>$@ && \
+	    $(if $(filter $(WATCHING),$*),-DMPTRAIN_WATCH) \
+	    $(if $(filter parallel/%,$*),-DMPTRAIN_USE_MPI $(MPI_INCLUDES)) -Werror=implicit-function-declaration -x c $< 2>$@ && \
 	    ! grep -q -e 'never defined' -e 'undefined-internal' $@ || \
 	    { echo "$< needs more than its wing may use"; grep -e error: -e defined $@; exit 1; }
 $(ROOMS:src/%=$(BUILD)/alone/%.log): $(BUILD)/wings/made
@@ -270,6 +280,39 @@ coverage:
 mutate: $(BUILD)/mutate
 	@CC='$(CC)' ONLY='$(ONLY)' FIRST='$(FIRST)' sh tools/mutate.sh '$(BUILD)/mutants' '$<' \
 	    '$(or $(N),20)' '$(or $(SEED),1)'
+
+# Programs for each MPI that is here; Debian has mpicc.openmpi and mpicc.mpich side by side.
+MPIS ?= $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m && command -v mpirun.$m),$m))
+PARALLEL := train ranks spiral
+test-parallel: $(if $(MPIS),$(foreach m,$(MPIS),$(PARALLEL:%=$(BUILD)/parallel/%_$m)) \
+    $(BUILD)/parallel/without.o)
+	@if [ -z '$(MPIS)' ]; then echo 'make test-parallel: skipped, there is neither' \
+	    'mpicc.openmpi nor mpicc.mpich (libopenmpi-dev openmpi-bin libmpich-dev mpich)'; \
+	    echo '0 passed, 0 failed, 1 skipped'; else \
+	    FULL='$(FULL)' ONLY='$(ONLY)' SEED='$(or $(SEED),1)' \
+	    sh tests/parallel/run.sh '$(BUILD)/parallel' $(MPIS); fi
+
+$(BUILD)/parallel/library.c: $(BUILD)/flags
+	@mkdir -p $(@D)
+	@printf '#define MPTRAIN_USE_MPI\n#define MPTRAIN_CPU_SEPARATE\n#define MPTRAIN_IMPLEMENTATION\n#include MPTRAIN_HEADER_FILE\n' > $@
+
+$(BUILD)/parallel/without.o: $(BUILD)/mptrain_rest.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC    $@"
+	$(Q)$(COMPILE) $(TEST_CFLAGS) $(DEPS) -c -o $@ $<
+
+define parallel_rules
+$(BUILD)/parallel/library_$(1).o: $(BUILD)/parallel/library.c
+	@echo "  CC    $$@"
+	$$(Q)mpicc.$(1) $$(COMPILE_AS) $$(TEST_CFLAGS) $$(DEPS) -c -o $$@ $$<
+$(BUILD)/parallel/train_$(1): tests/parallel/train.c
+$(BUILD)/parallel/ranks_$(1): tests/parallel/ranks.c
+$(BUILD)/parallel/spiral_$(1): examples/parallel/spiral.c
+$(PARALLEL:%=$(BUILD)/parallel/%_$(1)): $(BUILD)/parallel/library_$(1).o $(BUILD)/mptrain_cpu.o
+	@echo "  LINK  $$@"
+	$$(Q)mpicc.$(1) $$(COMPILE_AS) $$(TEST_CFLAGS) $$(DEPS) -o $$@ $$(filter %.c %.o,$$^) $$(LDLIBS)
+endef
+$(foreach m,$(MPIS),$(eval $(call parallel_rules,$m)))
 
 # Builds what it runs: the processes that are killed with the library as it is.
 torture torture-long:
@@ -390,10 +433,10 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d \
-    $(BUILD)/torture/*.d $(BUILD)/web/*.d)
+    $(BUILD)/torture/*.d $(BUILD)/web/*.d $(BUILD)/parallel/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test test-export amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test test-export test-parallel amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -145,6 +145,7 @@ that differs between them.
 						 mpt_hook_forward, mpt_hook_backward, mpt_share_module, MPTRAIN_WATCH
 	MPTRAIN_WATCH        with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
 						 tools/mptrain_watch.h, which has to be found by the compiler
+	MPTRAIN_USE_MPI      with training by several processes: tools/mptrain_parallel.h, likewise
 	MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
 						 compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
 	MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -21007,7 +21008,7 @@ typedef struct {
 /* ==== Context ==== */
 
 /* 1528 or 424 hold all that an int64_t counts; MPT__POOL_REACH behind them. */
-#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1530 : 440)
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1544 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
@@ -21583,14 +21584,14 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
 /* ==== The pool ====
  *
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
- * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
- * an eighth; from 128 KB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
- * its own class and what fills most of it, as what is made may stay until backward; where pointers
- * have 32 bits, requests down to a quarter of its size. From 128 KB on it is cut to size. */
+ * multiples of 256 bytes up to 2 KB, then eight steps per doubling, from 128 KB on 32. Idle memory
+ * serves its own class and requests down to a quarter of its size, but only what fills most of it
+ * while less than an eighth of the peak is idle, as what is made may stay until backward. From
+ * 128 KB on it is cut to size. */
 
 enum {
 	MPT__POOL_GRAIN = 256,
-	MPT__POOL_REACH = sizeof(void *) > 4 ? 2 : 16, /* classes above its own that serve, too */
+	MPT__POOL_REACH = 16, /* classes above its own that serve, too */
 	MPT__POOL_MOVES = 64,
 	MPT__POOL_FINE_BIT = 9, /* 128 KB of grains */
 	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
@@ -21747,7 +21748,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
 	mpt__extent_join(ctx, at - 1);
 }
 
-/* Rows whose memory is idle give it up: what fits a row exactly was found before. */
+/* Idle rows give their memory up: what fits one exactly was found before. */
 static void mpt__extents_gather(mpt_context *ctx) {
 	for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
 		for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -21764,7 +21765,7 @@ static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent)
 		(extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);
 }
 
-/* Gives allocations back that are idle as a whole, the oldest first, until that many bytes are. */
+/* Gives whole idle allocations back, the oldest first, until that many bytes are. */
 static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
 	mpt__extents_gather(ctx);
 	for (int64_t at = 0; at < ctx->extent_count && bytes > 0;) {
@@ -21789,8 +21790,8 @@ static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
 	return best;
 }
 
-/* Idle allocations that are too small make way for a larger one, but so often only while no more
-   is in use than before: a training that repeats itself comes to rest. */
+/* Small idle allocations make way for a larger one, so often only while no more is in use than
+   before: what repeats itself comes to rest. */
 static void mpt__extents_make_way(mpt_context *ctx, int64_t bytes) {
 	const int64_t peak = ctx->base.memory.total_peak;
 	if (ctx->extents_peak != peak) ctx->extents_peak = peak, ctx->extents_moved = 0;
@@ -21872,7 +21873,11 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
-	const int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
+	const mpt_memory_stats *memory = &ctx->base.memory;
+	int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
+	if (mpt__recomputes(ctx) ||
+		(MPT__POOL_HAS_FINE && memory->held - memory->total_current <= memory->total_peak / 8))
+		reach /= 8;
 	for (int i = wanted + 1; i <= wanted + reach; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);
@@ -47658,11 +47663,7 @@ mpt_status mpt_update_in_backward(mpt_optimizer handle, bool on) {
 
 /* ----
  * train/scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
- * found_inf on the device: no call of an iteration waits.
- *
- * Better than the original on purpose: gradients are tested after the multiplication as well; the
- * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
- * steps without gradients and updates without steps are harmless.
+ * found_inf on the device: no call of an iteration waits. What is better, the manual says.
  * ---- */
 
 /* The device scalars of a scaler. */
@@ -55182,6 +55183,9 @@ void mpt_clear_error(mpt_context *ctx) {
 }
 
 MPT__END_REGION
+#ifdef MPTRAIN_USE_MPI
+#include "mptrain_parallel.h"
+#endif
 #endif
 MPT__END_UNUSED
 MPT__END_FLOAT_CONTROL
@@ -55209,6 +55213,7 @@ MPT__END_FLOAT_CONTROL
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
 	of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
 	few blocks run again as it takes to fit a budget.
+	tools/mptrain_parallel.h: data parallel over MPI, on CPUs.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports; training by forwards alone; nets as ONNX.

@@ -199,6 +199,9 @@ MPT__BEGIN_COLD
 #endif
 #include "context.c"
 MPT__END_REGION
+#ifdef MPTRAIN_USE_MPI
+#include "mptrain_parallel.h"
+#endif
 #endif
 MPT__END_UNUSED
 MPT__END_FLOAT_CONTROL

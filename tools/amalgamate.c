@@ -1,6 +1,6 @@
 /* amalgamate.c - writes the one-file mptrain.h from the rooms in src/.
 
-       amalgamate src/mptrain.h mptrain.h [OTHER]
+       amalgamate src/mptrain.h mptrain.h [OTHER..]
 
    The spine (the first argument) lists the rooms in order. Each quoted include of a file that
    lies beside the spine is replaced by that file, once; later includes of it are left out. A room
@@ -25,7 +25,7 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
-    char other[64];      /* a spine that is left alone; "" for none */
+    char other[2][64];   /* spines that are left alone; "" for none */
     char entries[4][64]; /* templates that rooms include; the others are included by these */
     int n_entries;
     int in_template;
@@ -170,7 +170,7 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
         char *inner = NULL;
         line_number++;
         if (!in_comment && parse_include(text, length, included, sizeof included) &&
-            strcmp(included, a->other) != 0) {
+            strcmp(included, a->other[0]) != 0 && strcmp(included, a->other[1]) != 0) {
             if (was_seen(a, included) || includes_template(a, included)) {
                 text += length;
                 continue;
@@ -197,11 +197,11 @@ static const char *name_of(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* What the other spine lists counts as seen. */
-static void leave_to(amalgamation *a, const char *path) {
+/* What another spine lists counts as seen. */
+static void leave_to(amalgamation *a, int which, const char *path) {
     char *spine = read_text(path), *line, included[64];
     if (!spine) fail("cannot read %s", path);
-    snprintf(a->other, sizeof a->other, "%s", name_of(path));
+    snprintf(a->other[which], sizeof a->other[which], "%s", name_of(path));
     for (line = spine; *line; line += strcspn(line, "\n") + 1) {
         if (parse_include(line, strcspn(line, "\n") + 1, included, sizeof included))
             see(a, included);
@@ -214,12 +214,12 @@ int main(int argc, char **argv) {
     const char *spine_name;
     char *spine;
     int i;
-    if (argc != 3 && argc != 4) fail("usage: amalgamate SPINE OUTPUT [OTHER]");
+    if (argc < 3 || argc > 5) fail("usage: amalgamate SPINE OUTPUT [OTHER..]");
     spine_name = name_of(argv[1]);
     if (strlen(argv[1]) >= MAX_PATH_LENGTH || strlen(spine_name) >= 64) fail("path too long");
     memcpy(a.folder, argv[1], (size_t)(spine_name - argv[1]));
     see(&a, spine_name);
-    if (argc == 4) leave_to(&a, argv[3]);
+    for (i = 3; i < argc; i++) leave_to(&a, i - 3, argv[i]);
     spine = read_text(argv[1]);
     if (!spine) fail("cannot read %s", argv[1]);
     a.out = fopen(argv[2], "wb");

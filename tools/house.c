@@ -131,18 +131,23 @@ static void add_templates(int r) {
     }
 }
 
-/* A spine with the one that it includes in its place. */
+/* A spine with those that it includes in their places. */
 static char *read_spines(const char *name) {
-    static const char line[] = "#include \"mptrain_watch.h\"";
-    size_t bytes, inner_bytes;
-    char *spine = read_room(name, &bytes), *at = strstr(spine, line), *inner, *all;
-    if (!at) return spine;
-    inner = read_room("mptrain_watch.h", &inner_bytes);
-    all = (char *)malloc(bytes + inner_bytes + 1);
-    if (!all) exit(2);
-    sprintf(all, "%.*s%s%s", (int)(at - spine), spine, inner, at + sizeof line - 1);
-    free(spine), free(inner);
-    return all;
+    static const char *const others[] = {"mptrain_watch.h", "mptrain_parallel.h"};
+    size_t bytes, inner_bytes, i;
+    char *spine = read_room(name, &bytes);
+    for (i = 0; i < sizeof others / sizeof *others; i++) {
+        char line[64], *at, *inner, *all;
+        sprintf(line, "#include \"%s\"", others[i]);
+        if ((at = strstr(spine, line)) == NULL) continue;
+        inner = read_room(others[i], &inner_bytes);
+        all = (char *)malloc(bytes + inner_bytes + 1);
+        if (!all) exit(2);
+        sprintf(all, "%.*s%s%s", (int)(at - spine), spine, inner, at + strlen(line));
+        free(spine), free(inner);
+        spine = all, bytes += inner_bytes;
+    }
+    return spine;
 }
 
 static void read_spine(const char *spine_name, const char *folder) {

@@ -73,6 +73,9 @@ static const char *const platform_macros[] = {"_POSIX_C_SOURCE", "_DEFAULT_SOURC
     "_CRT_SECURE_NO_WARNINGS", "_WIN32_WINNT", "STB_IMAGE_IMPLEMENTATION",
     "STBI_ASSERT", "STBI_MALLOC", "STBI_REALLOC_SIZED", "STBI_FREE"};
 
+/* Those of MPI, for the room that includes it. */
+static const char *const mpi_macros[] = {"OMPI_SKIP_MPICXX", "MPICH_SKIP_MPICXX"};
+
 /* Written in halves so that this file does not find itself. */
 static const char *const markers[] = {"TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"};
 
@@ -217,7 +220,9 @@ static void check_directive(const char *line, const char *room) {
         int is_word = strcmp(room, vocabulary_room) == 0 &&
                       strncmp(p, vocabulary_prefix, sizeof vocabulary_prefix - 1) == 0;
         if (!is_word && strncmp(p, "MPT", 3) != 0 && strncmp(p, "mpt__", 5) != 0 &&
-            !(allowed(BASE, room) && in_list(platform_macros, COUNT(platform_macros), p, length)))
+            !(allowed(BASE, room) && in_list(platform_macros, COUNT(platform_macros), p, length)) &&
+            !(strcmp(room, "parallel/world.c") == 0 &&
+              in_list(mpi_macros, COUNT(mpi_macros), p, length)))
             report("macro %.*s lacks the prefix MPT", (int)length, p);
     }
 }
@@ -309,18 +314,24 @@ static void check_file(const char *name) {
     free(text);
 }
 
-/* The spine, and that of the rooms that are a file of their own, behind it. */
+/* The spine, and behind it those of the rooms that are files of their own. */
 static char *read_spines(const char *name) {
-    char *text = read_text(name), *both, beside[300];
-    char *other = NULL;
-    snprintf(beside, sizeof beside, "%smptrain_watch.h", house);
-    if (strstr(text, "#include \"mptrain_watch.h\"")) other = read_text(beside);
-    if (!other) return text;
-    both = (char *)malloc(strlen(text) + strlen(other) + 1);
-    if (!both) exit(2);
-    strcat(strcpy(both, text), other);
-    free(text), free(other);
-    return both;
+    static const char *const others[] = {"mptrain_watch.h", "mptrain_parallel.h"};
+    char *text = read_text(name);
+    size_t i;
+    for (i = 0; i < COUNT(others); i++) {
+        char beside[300], line[64], *other, *both;
+        snprintf(line, sizeof line, "#include \"%s\"", others[i]);
+        if (!strstr(text, line)) continue;
+        snprintf(beside, sizeof beside, "%s%s", house, others[i]);
+        other = read_text(beside);
+        both = (char *)malloc(strlen(text) + strlen(other) + 1);
+        if (!both) exit(2);
+        strcat(strcpy(both, text), other);
+        free(text), free(other);
+        text = both;
+    }
+    return text;
 }
 
 /* Every file of the house but templates is listed in a spine, once. That a room includes only

@@ -377,7 +377,7 @@ typedef struct {
 /* ==== Context ==== */
 
 /* 1528 or 424 hold all that an int64_t counts; MPT__POOL_REACH behind them. */
-#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1530 : 440)
+#define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1544 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 14
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */

@@ -145,14 +145,14 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
 /* ==== The pool ====
  *
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
- * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
- * an eighth; from 128 KB on 32, which of a ViT's activations saves a twentieth. Idle memory serves
- * its own class and what fills most of it, as what is made may stay until backward; where pointers
- * have 32 bits, requests down to a quarter of its size. From 128 KB on it is cut to size. */
+ * multiples of 256 bytes up to 2 KB, then eight steps per doubling, from 128 KB on 32. Idle memory
+ * serves its own class and requests down to a quarter of its size, but only what fills most of it
+ * while less than an eighth of the peak is idle, as what is made may stay until backward. From
+ * 128 KB on it is cut to size. */
 
 enum {
     MPT__POOL_GRAIN = 256,
-    MPT__POOL_REACH = sizeof(void *) > 4 ? 2 : 16, /* classes above its own that serve, too */
+    MPT__POOL_REACH = 16, /* classes above its own that serve, too */
     MPT__POOL_MOVES = 64,
     MPT__POOL_FINE_BIT = 9, /* 128 KB of grains */
     MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
@@ -309,7 +309,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
     mpt__extent_join(ctx, at - 1);
 }
 
-/* Rows whose memory is idle give it up: what fits a row exactly was found before. */
+/* Idle rows give their memory up: what fits one exactly was found before. */
 static void mpt__extents_gather(mpt_context *ctx) {
     for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
         for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -326,7 +326,7 @@ static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent)
         (extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);
 }
 
-/* Gives allocations back that are idle as a whole, the oldest first, until that many bytes are. */
+/* Gives whole idle allocations back, the oldest first, until that many bytes are. */
 static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
     mpt__extents_gather(ctx);
     for (int64_t at = 0; at < ctx->extent_count && bytes > 0;) {
@@ -351,8 +351,8 @@ static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
     return best;
 }
 
-/* Idle allocations that are too small make way for a larger one, but so often only while no more
-   is in use than before: a training that repeats itself comes to rest. */
+/* Small idle allocations make way for a larger one, so often only while no more is in use than
+   before: what repeats itself comes to rest. */
 static void mpt__extents_make_way(mpt_context *ctx, int64_t bytes) {
     const int64_t peak = ctx->base.memory.total_peak;
     if (ctx->extents_peak != peak) ctx->extents_peak = peak, ctx->extents_moved = 0;
@@ -434,7 +434,11 @@ static MPT__NOINLINE uint32_t mpt__idle_new(
 }
 
 static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
-    const int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
+    const mpt_memory_stats *memory = &ctx->base.memory;
+    int reach = mpt__in_extents(wanted) ? 0 : ctx->pool_reach;
+    if (mpt__recomputes(ctx) ||
+        (MPT__POOL_HAS_FINE && memory->held - memory->total_current <= memory->total_peak / 8))
+        reach /= 8;
     for (int i = wanted + 1; i <= wanted + reach; i++)
         if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
     return mpt__idle_new(ctx, wanted, kind);

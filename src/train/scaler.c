@@ -1,10 +1,6 @@
 /* ----
  * train/scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
- * found_inf on the device: no call of an iteration waits.
- *
- * Better than the original on purpose: gradients are tested after the multiplication as well; the
- * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
- * steps without gradients and updates without steps are harmless.
+ * found_inf on the device: no call of an iteration waits. What is better, the manual says.
  * ---- */
 #ifndef MPT__TRAIN_SCALER_INCLUDED
 #define MPT__TRAIN_SCALER_INCLUDED
