@@ -20670,7 +20670,7 @@ typedef struct {
 } mpt__storage;
 
 #ifndef MPTRAIN_NO_FRUGAL
-/* A part of the large memory of the pool. Neighbours of one allocation stand side by side. */
+/* A part of the pool's large memory, its neighbours beside it. */
 typedef struct {
 	char *data;
 	int64_t bytes;
@@ -21090,10 +21090,10 @@ struct mpt_context {
 	uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
 	int pool_reach; /* classes above its own from which a storage may come */
 #ifndef MPTRAIN_NO_FRUGAL
-	mpt__extent *extents; /* allocations in the order in which they were made */
+	mpt__extent *extents; /* in the order of allocation */
 	int64_t extent_count, extent_capacity;
-	int64_t extents_peak, extents_moved; /* what mpt__extents_make_way did at that peak */
-	int64_t dry_end; /* where the memory of a dry context ends so far */
+	int64_t extents_peak, extents_moved; /* the moves at that peak */
+	int64_t dry_end; /* of the memory of a dry context */
 #endif
 	void *workspace; /* scratch of launches, one at a time; grows */
 	int64_t workspace_bytes;
@@ -21586,8 +21586,7 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, from 128 KB on 32. Idle memory
  * serves its own class and requests down to a quarter of its size, but only what fills most of it
- * while less than an eighth of the peak is idle, as what is made may stay until backward. From
- * 128 KB on it is cut to size. */
+ * while less than an eighth of the peak is idle. From 128 KB on it is cut to size. */
 
 enum {
 	MPT__POOL_GRAIN = 256,
@@ -21748,7 +21747,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
 	mpt__extent_join(ctx, at - 1);
 }
 
-/* Idle rows give their memory up: what fits one exactly was found before. */
+/* Idle rows give their memory up. */
 static void mpt__extents_gather(mpt_context *ctx) {
 	for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
 		for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -21878,7 +21877,10 @@ static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_
 	if (mpt__recomputes(ctx) ||
 		(MPT__POOL_HAS_FINE && memory->held - memory->total_current <= memory->total_peak / 8))
 		reach /= 8;
-	for (int i = wanted + 1; i <= wanted + reach; i++)
+	int last = wanted + reach;
+	if (MPT__POOL_HAS_FINE && wanted < MPT__POOL_FINE && last > MPT__POOL_FINE)
+		last += 3 * (last - MPT__POOL_FINE); /* which are four times as many */
+	for (int i = wanted + 1; i <= last; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);
 }
@@ -23717,8 +23719,8 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
 
-/* In backward: lets go of in[0], which came again and was read for the last time, before there is
-   memory for its gradient. What came for this call alone, the call that made it holds, too. */
+/* In backward: lets go of in[0], which came again and was read for the last time, before its
+   gradient is made. What came for this call alone, the call that made it holds, too. */
 static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
 	mpt__tensor *tensor = record->in[0], *whole = tensor;
 	if (!record->n_saved || record->saved[0] != tensor) return;
@@ -54658,7 +54660,7 @@ int64_t mpt_profile_spans(
 	return -1;
 }
 
-/* ==== Flights: one name serves for all, which is fewer bytes ==== */
+/* ==== Flights: one name serves for all ==== */
 
 static void mpt__flight_free(mpt_context *ctx) {}
 

@@ -92,8 +92,8 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 
 enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
 
-/* In backward: lets go of in[0], which came again and was read for the last time, before there is
-   memory for its gradient. What came for this call alone, the call that made it holds, too. */
+/* In backward: lets go of in[0], which came again and was read for the last time, before its
+   gradient is made. What came for this call alone, the call that made it holds, too. */
 static void mpt__saved_over(mpt_context *ctx, mpt__record *record) {
     mpt__tensor *tensor = record->in[0], *whole = tensor;
     if (!record->n_saved || record->saved[0] != tensor) return;

@@ -39,7 +39,7 @@ typedef struct {
 } mpt__storage;
 
 #ifndef MPTRAIN_NO_FRUGAL
-/* A part of the large memory of the pool. Neighbours of one allocation stand side by side. */
+/* A part of the pool's large memory, its neighbours beside it. */
 typedef struct {
     char *data;
     int64_t bytes;
@@ -459,10 +459,10 @@ struct mpt_context {
     uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
     int pool_reach; /* classes above its own from which a storage may come */
 #ifndef MPTRAIN_NO_FRUGAL
-    mpt__extent *extents; /* allocations in the order in which they were made */
+    mpt__extent *extents; /* in the order of allocation */
     int64_t extent_count, extent_capacity;
-    int64_t extents_peak, extents_moved; /* what mpt__extents_make_way did at that peak */
-    int64_t dry_end; /* where the memory of a dry context ends so far */
+    int64_t extents_peak, extents_moved; /* the moves at that peak */
+    int64_t dry_end; /* of the memory of a dry context */
 #endif
     void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;

@@ -147,8 +147,7 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
  * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
  * multiples of 256 bytes up to 2 KB, then eight steps per doubling, from 128 KB on 32. Idle memory
  * serves its own class and requests down to a quarter of its size, but only what fills most of it
- * while less than an eighth of the peak is idle, as what is made may stay until backward. From
- * 128 KB on it is cut to size. */
+ * while less than an eighth of the peak is idle. From 128 KB on it is cut to size. */
 
 enum {
     MPT__POOL_GRAIN = 256,
@@ -309,7 +308,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
     mpt__extent_join(ctx, at - 1);
 }
 
-/* Idle rows give their memory up: what fits one exactly was found before. */
+/* Idle rows give their memory up. */
 static void mpt__extents_gather(mpt_context *ctx) {
     for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
         for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -439,7 +438,10 @@ static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_
     if (mpt__recomputes(ctx) ||
         (MPT__POOL_HAS_FINE && memory->held - memory->total_current <= memory->total_peak / 8))
         reach /= 8;
-    for (int i = wanted + 1; i <= wanted + reach; i++)
+    int last = wanted + reach;
+    if (MPT__POOL_HAS_FINE && wanted < MPT__POOL_FINE && last > MPT__POOL_FINE)
+        last += 3 * (last - MPT__POOL_FINE); /* which are four times as many */
+    for (int i = wanted + 1; i <= last; i++)
         if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
     return mpt__idle_new(ctx, wanted, kind);
 }

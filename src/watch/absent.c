@@ -78,7 +78,7 @@ int64_t mpt_profile_spans(
     return -1;
 }
 
-/* ==== Flights: one name serves for all, which is fewer bytes ==== */
+/* ==== Flights: one name serves for all ==== */
 
 static void mpt__flight_free(mpt_context *ctx) {}
 
