@@ -593,8 +593,9 @@ TEST(results_of_fits_that_fail) {
     }
 }
 
-/* One NaN among the inputs of validation: the file has the last epoch, the log says where. */
-TEST(validation_that_is_never_finite) {
+/* One NaN among the inputs of validation, or a number that overflows: the file has the last epoch,
+   the log says where, and no region stays open. */
+static void never_finite(float bad, mpt_dtype precision, const char *where) {
     char warning[256] = "";
     float inputs[SAMPLES * INPUTS];
     const char *path = test_tmp_path("unvalidated.safetensors");
@@ -602,25 +603,35 @@ TEST(validation_that_is_never_finite) {
     heard.log.write = keep_warning, heard.log.user = warning;
     world w = make_world_with(&heard, 0.01), loaded = make_world(0.01);
     memcpy(inputs, sample_inputs, sizeof inputs);
-    inputs[19 * INPUTS + 3] = (float)NAN;
+    inputs[19 * INPUTS + 3] = bad;
     mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
     data.count = SAMPLES, data.dtype = MPT_F32, data.shape = MPT_SHAPE(INPUTS);
     data.inputs = inputs, data.targets = sample_classes;
     mpt_loader_config lc = mpt_loader_config_default();
     lc.batch = BATCH;
     mpt_fit_config config = mpt_fit_config_default();
-    config.epochs = 2;
+    config.epochs = 2, config.precision = precision;
     config.validation = mpt_loader_create(w.ctx, mpt_memory_dataset(w.ctx, &data), &lc);
     config.checkpoint = path;
     mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
     CHECK_EQ_INT(result.status, MPT_OK);
-    CHECK_CONTAINS(warning, "validation loss is nan, first in batch 1: inputs of sample 19");
+    CHECK_CONTAINS(warning, where);
+    mpt_scope_begin(w.ctx);
+    mpt_tensor one = mpt_ones(w.ctx, MPT_F32, MPT_SHAPE(1, 1));
+    CHECK_EQ_INT(mpt_get_dtype(mpt_matmul(one, one)), MPT_F32);
+    mpt_scope_end(w.ctx);
     mpt_load(loaded.net, path, NULL, NULL);
     CHECK_EQ_STR(mpt_error(loaded.ctx), "");
     CHECK(mpt_module_hash(loaded.net) == mpt_module_hash(w.net));
     mpt_destroy(w.ctx);
     mpt_destroy(loaded.ctx);
     remove(path);
+}
+
+TEST(validation_that_is_never_finite) {
+    never_finite((float)NAN, MPT_F32,
+                 "validation loss is nan, first in batch 1: inputs of sample 19");
+    never_finite(1e6f, MPT_F16, "first in batch 1: outputs of sample 19");
 }
 
 /* A child in mpt_eval or mpt_freeze stays so; a net in mpt_eval is trained and comes back in it. */

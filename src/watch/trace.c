@@ -208,7 +208,7 @@ static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
     const mpt__attributes *told = frame->attributes;
     const int activation = own            ? MPT_ACTIVATION_NONE
         : frame->op == MPT__OP_batch_norm ? told->index[2] != 0 /* relu */
-        : frame->n_in > 3                 ? MPT_ACTIVATION_NONE /* a cell's own, at each step */
+        : frame->n_in > 3                 ? (int)MPT_ACTIVATION_NONE /* a cell's own, each step */
                                           : told->activation;
     const mpt__module *module = ctx->module ? mpt__module_slot(ctx, ctx->module) : NULL;
     mpt_node *node = mpt__tracing_node(trace, own ? MPT_NODE_USER_OP : MPT_NODE_OP,
