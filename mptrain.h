@@ -21708,9 +21708,8 @@ static void mpt__storage_spare(mpt_context *ctx, uint32_t id) {
 #else
 /* ==== Large memory ====
  *
- * What an activation leaves must serve smaller ones without waste, and whole again a larger one:
- * so it is cut to size, and idle neighbours become one. What lies where depends on the order of
- * requests, not on addresses: a dry run finds the same. */
+ * What an activation leaves is cut to the size of smaller ones, and idle neighbours become one.
+ * What lies where depends on the order of requests, not on addresses: a dry run finds the same. */
 
 static MPT__INLINE bool mpt__in_extents(int size_class) {
 	return MPT__POOL_HAS_FINE && size_class >= MPT__POOL_FINE;
@@ -21776,21 +21775,22 @@ static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
 	}
 }
 
-/* The idle one to cut: what is cut already goes before what is whole, then small before large. */
+/* The idle one to cut: what is cut already goes before what is whole, then small before large.
+   Within a limit what is whole stays so: it can go back. */
 static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
 	mpt__extent *best = NULL;
 	bool best_whole = true;
 	for (mpt__extent *e = ctx->extents; e < ctx->extents + ctx->extent_count; e++) {
 		const bool whole = e->bytes > bytes && mpt__extent_whole(ctx, e);
-		if (!e->idle || e->bytes < bytes) continue;
+		if (!e->idle || e->bytes < bytes || (whole && ctx->base.memory_limit > 0)) continue;
 		if (best && (whole == best_whole ? e->bytes >= best->bytes : whole)) continue;
 		best = e, best_whole = whole;
 	}
 	return best;
 }
 
-/* Small idle allocations make way for a larger one, so often only while no more is in use than
-   before: what repeats itself comes to rest. */
+/* Idle allocations make way for a larger one, so often only while no more is in use than before:
+   what repeats itself comes to rest. */
 static void mpt__extents_make_way(mpt_context *ctx, int64_t bytes) {
 	const int64_t peak = ctx->base.memory.total_peak;
 	if (ctx->extents_peak != peak) ctx->extents_peak = peak, ctx->extents_moved = 0;
