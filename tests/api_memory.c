@@ -254,6 +254,86 @@ TEST(loops_without_steps_are_told) {
     }
 }
 
+/* ==== Large idle memory ==== */
+
+enum { MB = 1 << 20 };
+
+static mpt_tensor bytes_of(mpt_context *c, double megabytes, int value) {
+    return mpt_full(c, MPT_U8, MPT_SHAPE((int64_t)(megabytes * MB)), value);
+}
+
+/* Megabytes that the context holds, small things left out. */
+static int held_by(mpt_context *c) { return (int)((mpt_memory(c).held + MB / 2) / MB); }
+
+static void check_filled(mpt_tensor tensor, int value) {
+    const int64_t n = mpt_numel(tensor);
+    uint8_t *bytes = (uint8_t *)malloc((size_t)n);
+    int64_t wrong = 0;
+    CHECK_EQ_INT(mpt_read(tensor, bytes, (size_t)n), MPT_OK);
+    for (int64_t i = 0; i < n; i++) wrong += bytes[i] != value;
+    CHECK_EQ_INT(wrong, 0);
+    free(bytes);
+}
+
+/* What was one tensor serves several without more memory, and together again a large one. */
+TEST(large_idle_memory_is_cut_and_joined) {
+    mpt_context *c = mpt_create(NULL);
+    mpt_tensor part[4];
+    if (sizeof(void *) < 8) SKIP("pointers of 64 bits");
+    mpt_scope_begin(c);
+    mpt_release(bytes_of(c, 4, 9));
+    CHECK_EQ_INT(held_by(c), 4);
+    for (int i = 0; i < 4; i++) part[i] = bytes_of(c, 1, i);
+    CHECK_EQ_INT(held_by(c), 4);
+    for (int i = 0; i < 4; i++) check_filled(part[i], i);
+    mpt_release(part[0]), mpt_release(part[2]);
+    mpt_tensor two = bytes_of(c, 2, 7); /* the two that are idle do not touch */
+    CHECK_EQ_INT(held_by(c), 6);
+    check_filled(part[1], 1), check_filled(part[3], 3);
+    mpt_release(part[1]), mpt_release(part[3]);
+    mpt_tensor four = bytes_of(c, 4, 5);
+    CHECK_EQ_INT(held_by(c), 6);
+    check_filled(two, 7), check_filled(four, 5);
+    mpt_release(two), mpt_release(four);
+    mpt_memory_trim(c);
+    CHECK_EQ_INT(held_by(c), 0);
+    mpt_release(bytes_of(c, 4, 1));
+    part[0] = bytes_of(c, 1, 2);
+    mpt_memory_trim(c); /* what is in use in part stays */
+    CHECK_EQ_INT(held_by(c), 4);
+    check_filled(part[0], 2);
+    mpt_scope_end(c);
+    mpt_memory_trim(c);
+    CHECK_EQ_INT(held_by(c), 0);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+/* An idle allocation that is too small goes before a larger one comes; where there is a limit none
+   is cut, so that all that is idle can go. */
+TEST(large_idle_memory_makes_way) {
+    mpt_config config = mpt_config_default();
+    if (sizeof(void *) < 8) SKIP("pointers of 64 bits");
+    for (int limited = 0; limited < 2; limited++) {
+        config.memory_limit = limited ? 6 * MB : 0;
+        mpt_context *c = mpt_create(&config);
+        mpt_scope_begin(c);
+        mpt_release(bytes_of(c, 3, 1));
+        mpt_tensor large = bytes_of(c, 4, 2);
+        CHECK_EQ_INT(held_by(c), 4);
+        mpt_release(large);
+        mpt_tensor small = bytes_of(c, 1, 3);
+        CHECK_EQ_INT(held_by(c), limited ? 1 : 4);
+        large = bytes_of(c, 4.5, 4);
+        CHECK_EQ_INT(held_by(c), limited ? 6 : 9); /* of 5.5 and 8.5 */
+        check_filled(small, 3), check_filled(large, 4);
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_scope_end(c);
+        mpt_destroy(c);
+    }
+}
+
 TEST_TABLE = {T(loops_without_steps_are_told), T(half_saves_memory), T(half_is_sixteen_bits),
-              T(steady_state_allocates_nothing), T(trim_gives_back)};
+              T(steady_state_allocates_nothing), T(trim_gives_back),
+              T(large_idle_memory_is_cut_and_joined), T(large_idle_memory_makes_way)};
 TEST_MAIN
