@@ -277,9 +277,9 @@ static void check_filled(mpt_tensor tensor, int value) {
 
 /* What was one tensor serves several without more memory, and together again a large one. */
 TEST(large_idle_memory_is_cut_and_joined) {
+    if (sizeof(void *) < 8) SKIP("pointers of 64 bits");
     mpt_context *c = mpt_create(NULL);
     mpt_tensor part[4];
-    if (sizeof(void *) < 8) SKIP("pointers of 64 bits");
     mpt_scope_begin(c);
     mpt_release(bytes_of(c, 4, 9));
     CHECK_EQ_INT(held_by(c), 4);
