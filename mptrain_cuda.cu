@@ -55,7 +55,6 @@ struct mpt__cuda {
 	char name[256];
 	int processors;      /* streaming multiprocessors */
 	int capability;      /* 90 for 9.0 */
-	bool matrix;         /* kernels that use tensor cores by themselves are compiled in */
 	int64_t memory;      /* bytes on the card */
 	unsigned int *ticket; /* on the card; 0 between launches (mpt__last_block) */
 	struct mpt__cuda_transfers *transfers;
@@ -332,117 +331,6 @@ __device__ bool mpt__last_block(unsigned int *ticket) {
 	}
 	__syncthreads();
 	return last;
-}
-
-/* ==== Tensor cores ====
- *
- * Instructions of compute capability 8.0 and up, for whole warps. A kernel that uses them is empty
- * where it is compiled for older cards: mpt__cuda.matrix says whether it is not. The simulator of
- * tests/cudasim executes each lane by lane. */
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define MPT__MATRIX 1
-#else
-#define MPT__MATRIX 0
-#endif
-
-/* d += a b, of [16, 16] and [16, 8]: mma.m16n8k16 on bf16 or fp16, summed in fp32. */
-template <bool F16>
-__device__ __forceinline__ void mpt__mma(float (&d)[4], const unsigned int (&a)[4],
-										 unsigned int low, unsigned int high) {
-#if defined(CUDASIM_H)
-	const unsigned int b[2] = {low, high};
-	cudasim::multiply(d, a, b, !F16);
-#elif defined(__CUDA_ARCH__) && MPT__MATRIX
-	if (F16)
-		asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-			"{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-			: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
-	else
-		asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-			"{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-			: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
-#else
-	(void)d, (void)a, (void)low, (void)high;
-#endif
-}
-
-/* Four matrices [8, 8] of 16 bits from shared memory; lane 8 i + r names row r of matrix i. */
-template <bool TRANSPOSED>
-__device__ __forceinline__ void mpt__ldmatrix(unsigned int (&x)[4], const unsigned short *row) {
-#if defined(CUDASIM_H)
-	cudasim::load_matrices(x, row, TRANSPOSED);
-#elif defined(__CUDA_ARCH__) && MPT__MATRIX
-	const unsigned int at = (unsigned int)__cvta_generic_to_shared(row);
-	if (TRANSPOSED)
-		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-					 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-					 : "r"(at)
-					 : "memory");
-	else
-		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-					 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-					 : "r"(at)
-					 : "memory");
-#else
-	(void)x, (void)row;
-#endif
-}
-
-/* Begins to copy BYTES, 4 or 16, from global to shared memory, or zeros if they are not THERE. */
-template <int BYTES>
-__device__ __forceinline__ void mpt__copy_begin(void *to, const void *from, bool there) {
-#if defined(CUDASIM_H)
-	cudasim::copy_async(to, from, BYTES, there ? BYTES : 0);
-#elif defined(__CUDA_ARCH__) && MPT__MATRIX
-	const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
-	if (BYTES == 16)
-		asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
-					 "r"(there ? 16 : 0)
-					 : "memory");
-	else
-		asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from),
-					 "r"(there ? 4 : 0)
-					 : "memory");
-#else
-	(void)to, (void)from, (void)there;
-#endif
-}
-
-/* Waits for all copies that this thread has begun; the others see them behind a barrier. */
-__device__ __forceinline__ void mpt__copy_wait() {
-#if defined(CUDASIM_H)
-	cudasim::commit_copies();
-	cudasim::wait_copies(0);
-#elif defined(__CUDA_ARCH__) && MPT__MATRIX
-	asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-/* 2^x; 0 for what is below 2^-126. */
-__device__ __forceinline__ float mpt__exp2(float x) {
-#if defined(__CUDA_ARCH__)
-	float y;
-	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-	return y;
-#else
-	return exp2f(x);
-#endif
-}
-
-/* Two numbers rounded to 16 bits, the first one in the lower half. */
-template <bool F16> __device__ __forceinline__ unsigned int mpt__pack2(float low, float high) {
-	unsigned int bits;
-	if (F16) {
-		const __half2 pair = __floats2half2_rn(low, high);
-		memcpy(&bits, &pair, sizeof bits);
-	} else {
-		const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-		memcpy(&bits, &pair, sizeof bits);
-	}
-	return bits;
 }
 
 /* ==== Arrays in host code ==== */
@@ -6682,12 +6570,9 @@ struct mpt__attention {
 	mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
 	long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
 	long long window, past;
-	int depth, width, n; /* n: of each side in a tile */
-	int rows;            /* of its own side in a block's work */
+	int depth, width, n;                                  /* n: of each side in a tile */
 	int compute, causal, drops;
-	int eights[4];      /* whether rows of q, k, v and dout come in pieces of eight */
-	int store_eights[3]; /* those of out or dq, of dk and of dv */
-	float scale, steep; /* steep: the same for powers of two */
+	float scale;
 	mpt__dropout dropout;
 };
 
@@ -6701,18 +6586,12 @@ __device__ __forceinline__ mpt__attention_item mpt__attention_at(const mpt__atte
 																 long long item, bool by_keys) {
 	const long long heads = by_keys ? w.heads / w.group : w.heads;
 	mpt__attention_item t;
-	t.first = item % w.blocks * w.rows;
+	t.first = item % w.blocks * w.n;
 	t.head = item / w.blocks % heads;
 	t.batch = item / w.blocks / heads;
 	const long long left = (by_keys ? w.keys : w.queries) - t.first;
-	t.n = (int)(left < w.rows ? left : w.rows);
+	t.n = (int)(left < w.n ? left : w.n);
 	return t;
-}
-
-/* Shared memory of a block, as much as its launch says. */
-__device__ __forceinline__ float *mpt__attention_shared() {
-	extern __shared__ __align__(16) float mpt__attention_room[];
-	return mpt__attention_room;
 }
 
 __device__ __forceinline__ long long mpt__attention_row(const mpt__array &array, long long b,
@@ -6866,68 +6745,67 @@ __device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int
 	}
 }
 
-/* Writes the rows of `out` and `lse` of a piece of work. */
-__device__ void mpt__attention_item_out(const mpt__attention &w, const mpt__attention_item &t,
-										unsigned long long sequence, bool careful) {
-	const int wide = w.depth + 1, out = w.width + 1;
-	float *q = mpt__attention_shared(), *k = q + w.n * wide, *v = k + w.n * wide;
-	float *sum = v + w.n * out, *tile = sum + w.n * out, *most = tile + w.n * w.n;
-	float *total = most + w.n, *shrink = total + w.n;
-	const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-	mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-again:
-	mpt__attention_clear(sum, w.n * out);
-	mpt__attention_clear(total, w.n);
-	for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
-	for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
-		const int m = (int)(seen - key < w.n ? seen - key : w.n);
-		const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-		mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-		mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
-		__syncthreads();
-		for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-			const int c = i / t.n, r = i % t.n;
-			const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-			tile[c * w.n + r] =
-				mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
-		}
-		__syncthreads();
-		mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
-		__syncthreads();
-		for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
-			sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
-		for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
-			const int c = i / t.n, r = i % t.n;
-			tile[c * w.n + r] *=
-				mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
-		}
-		__syncthreads();
-		mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
-		__syncthreads();
-	}
-	__syncthreads();
-	if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
-		careful = true;
-		goto again;
-	}
-	for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
-		const int r = i / w.width, c = i % w.width;
-		const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
-		mpt__put(w.out, mpt__attention_row(w.out, t.batch, t.head, t.first + r) +
-							c * w.out.stride[3], x);
-	}
-	for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
-		const float base = isinf(most[r]) ? 0.0f : most[r];
-		mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
-				 total[r] == 0.0f ? INFINITY : base + logf(total[r]));
-	}
-	__syncthreads();
-}
-
 __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
+	extern __shared__ float mpt__attention_room[];
+	const int wide = w.depth + 1, out = w.width + 1;
+	float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
+	float *tile = sum + w.n * out, *most = tile + w.n * w.n, *total = most + w.n;
+	float *shrink = total + w.n;
 	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
-		mpt__attention_item_out(w, mpt__attention_at(w, item, false), sequence, false);
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+		const mpt__attention_item t = mpt__attention_at(w, item, false);
+		const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+		bool careful = false;
+		mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+	again:
+		mpt__attention_clear(sum, w.n * out);
+		mpt__attention_clear(total, w.n);
+		for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
+		for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
+			const int m = (int)(seen - key < w.n ? seen - key : w.n);
+			const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+			mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+			mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+			__syncthreads();
+			for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+				const int c = i / t.n, r = i % t.n;
+				const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+				tile[c * w.n + r] =
+					mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
+			}
+			__syncthreads();
+			mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
+			__syncthreads();
+			for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
+				sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
+			for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
+				const int c = i / t.n, r = i % t.n;
+				tile[c * w.n + r] *=
+					mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
+			}
+			__syncthreads();
+			mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
+			__syncthreads();
+		}
+		__syncthreads();
+		if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
+			careful = true;
+			goto again;
+		}
+		for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
+			const int r = i / w.width, c = i % w.width;
+			const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
+			mpt__put(w.out,
+					 mpt__attention_row(w.out, t.batch, t.head, t.first + r) + c * w.out.stride[3],
+					 x);
+		}
+		for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
+			const float base = isinf(most[r]) ? 0.0f : most[r];
+			mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
+					 total[r] == 0.0f ? INFINITY : base + logf(total[r]));
+		}
+		__syncthreads();
+	}
 }
 
 __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
@@ -6935,121 +6813,118 @@ __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, 
 	return mpt__load(array.data, array.dtype, mpt__attention_row(array, b, h, row));
 }
 
-/* Writes the rows of `dq`, and of `delta`: sums of dout out, which the other pass reads. */
-__device__ void mpt__attention_item_dq(const mpt__attention &w, const mpt__attention_item &t,
-									   unsigned long long sequence, bool careful) {
-	const int wide = w.depth + 1, out = w.width + 1;
-	float *q = mpt__attention_shared(), *dout = q + w.n * wide, *k = dout + w.n * out;
-	float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
-	float *lse = slope + w.n * w.n, *delta = lse + w.n;
-	const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-	mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
-	mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-	mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-	__syncthreads();
-	for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
-		delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
-		lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
-		mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
-	}
-again:
-	mpt__attention_clear(sum, w.n * wide);
-	__syncthreads();
-	const long long first = mpt__attention_first_key(w, t);
-	for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
-		const int m = (int)(seen - key < w.n ? seen - key : w.n);
-		const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-		mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-		mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
-		__syncthreads();
-		for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-			const int c = i / t.n, r = i % t.n;
-			const long long query = t.first + r;
-			float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-			score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
-			float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
-			if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
-			slope[c * w.n + r] =
-				score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
-		}
-		__syncthreads();
-		mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
-		__syncthreads();
-	}
-	if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
-		careful = true;
-		goto again;
-	}
-	if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
-	__syncthreads();
-}
-
+/* Also the sums of dout out, which the other pass reads. */
 __global__ void __launch_bounds__(MPT__THREADS, 2)
 	mpt__attention_dq_kernel(const mpt__attention w) {
-	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
-		mpt__attention_item_dq(w, mpt__attention_at(w, item, false), sequence, false);
-}
-
-/* Writes the rows of `dk` and `dv`. */
-__device__ void mpt__attention_item_dkv(const mpt__attention &w, const mpt__attention_item &t,
-										unsigned long long sequence, bool careful) {
+	extern __shared__ float mpt__attention_room[];
 	const int wide = w.depth + 1, out = w.width + 1;
-	float *k = mpt__attention_shared(), *v = k + w.n * wide, *q = v + w.n * out;
-	float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
-	float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
-	const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
-	const long long last = t.first + t.n - 1 + w.window - w.past;
-	const long long end = w.causal && last < w.queries ? last : w.queries;
-	mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
-	mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-again:
-	mpt__attention_clear(dk, w.n * (wide + out));
-	for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
-		for (long long query = begin; query < end; query += w.n) {
-			const int m = (int)(end - query < w.n ? end - query : w.n);
-			const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
-			mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
-			mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
+	float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
+	float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
+	float *lse = slope + w.n * w.n, *delta = lse + w.n;
+	const unsigned long long sequence = mpt__attention_sequence(w);
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+		const mpt__attention_item t = mpt__attention_at(w, item, false);
+		const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+		mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
+		mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+		mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+		__syncthreads();
+		for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
+			delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
+			lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
+			mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+		}
+		bool careful = false;
+	again:
+		mpt__attention_clear(sum, w.n * wide);
+		__syncthreads();
+		const long long first = mpt__attention_first_key(w, t);
+		for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
+			const int m = (int)(seen - key < w.n ? seen - key : w.n);
+			const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+			mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+			mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
 			__syncthreads();
 			for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
 				const int c = i / t.n, r = i % t.n;
-				const long long at = query + c;
-				float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
-				score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
-				float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
-				if (w.drops)
-					kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
-				const float p =
-					score == -INFINITY
-						? 0.0f
-						: expf(score - mpt__attention_number(w.lse, t.batch, h, at));
-				const float delta = mpt__attention_number(w.delta, t.batch, h, at);
-				weight[c * w.n + r] = p * kept;
-				slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
+				const long long query = t.first + r;
+				float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+				score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
+				float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
+				if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+				slope[c * w.n + r] =
+					score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
 			}
 			__syncthreads();
-			mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
-			mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
+			mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
 			__syncthreads();
 		}
+		if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
+			careful = true;
+			goto again;
+		}
+		if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
+		__syncthreads();
 	}
-	__syncthreads();
-	if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
-					 mpt__attention_leaks(w, dv, t.n, w.width))) {
-		careful = true;
-		goto again;
-	}
-	if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
-	if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
-	__syncthreads();
 }
 
 __global__ void __launch_bounds__(MPT__THREADS, 2)
 	mpt__attention_dkv_kernel(const mpt__attention w) {
+	extern __shared__ float mpt__attention_room[];
+	const int wide = w.depth + 1, out = w.width + 1;
+	float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
+	float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
+	float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
 	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
-		mpt__attention_item_dkv(w, mpt__attention_at(w, item, true), sequence, false);
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
+		const mpt__attention_item t = mpt__attention_at(w, item, true);
+		const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
+		const long long last = t.first + t.n - 1 + w.window - w.past;
+		const long long end = w.causal && last < w.queries ? last : w.queries;
+		mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
+		mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+		bool careful = false;
+	again:
+		mpt__attention_clear(dk, w.n * (wide + out));
+		for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
+			for (long long query = begin; query < end; query += w.n) {
+				const int m = (int)(end - query < w.n ? end - query : w.n);
+				const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
+				mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
+				mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
+				__syncthreads();
+				for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+					const int c = i / t.n, r = i % t.n;
+					const long long at = query + c;
+					float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
+					score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
+					float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
+					if (w.drops)
+						kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
+					const float p =
+						score == -INFINITY
+							? 0.0f
+							: expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+					const float delta = mpt__attention_number(w.delta, t.batch, h, at);
+					weight[c * w.n + r] = p * kept;
+					slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
+				}
+				__syncthreads();
+				mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
+				mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
+				__syncthreads();
+			}
+		}
+		__syncthreads();
+		if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
+						 mpt__attention_leaks(w, dv, t.n, w.width))) {
+			careful = true;
+			goto again;
+		}
+		if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
+		if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
+		__syncthreads();
+	}
 }
 
 #define MPT__ATTENTION_ROOM 49152 /* bytes of shared memory that every card gives a block */
@@ -7093,7 +6968,6 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
 						 "a head is too wide for the shared memory of a GPU (about 2000 elements)");
 		return false;
 	}
-	w->rows = w->n;
 	w->blocks = ((by_keys ? w->keys : w->queries) + w->n - 1) / w->n;
 	w->items = o[0].shape[0] * (by_keys ? w->heads / w->group : w->heads) * w->blocks;
 	return true;
@@ -7101,6 +6975,45 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
 
 unsigned int mpt__attention_blocks(const mpt__attention &w) {
 	return (unsigned int)(w.items < (1 << 20) ? w.items : 1 << 20);
+}
+
+mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.out = mpt__array_of(call, 4);
+	w.lse = mpt__array_of(call, 5);
+	if (w.items == 0) return MPT_OK;
+	mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
+							call->stream>>>(w);
+	return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.lse = mpt__array_of(call, 4);
+	w.dout = mpt__array_of(call, 5);
+	w.delta = mpt__array_of(call, 6);
+	w.dq = mpt__array_of(call, 7);
+	w.out = mpt__array_of(call, 8);
+	if (w.items == 0) return MPT_OK;
+	mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+							   mpt__attention_bytes(w, false), call->stream>>>(w);
+	return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.lse = mpt__array_of(call, 4);
+	w.dout = mpt__array_of(call, 5);
+	w.delta = mpt__array_of(call, 6);
+	w.dk = mpt__array_of(call, 7);
+	w.dv = mpt__array_of(call, 8);
+	if (w.items == 0) return MPT_OK;
+	mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+								mpt__attention_bytes(w, true), call->stream>>>(w);
+	return MPT_OK;
 }
 
 /* ---- Rotary positions ---- */
@@ -7262,896 +7175,6 @@ mpt_status mpt__cuda_hash_grid_backward(const mpt__cuda_call *call) {
 	if (!w.table.accumulate) cudaMemsetAsync(w.table.data, 0, bytes, call->stream);
 	if (w.points > 0)
 		mpt__grid_backward_kernel<<<(unsigned int)w.levels, MPT__THREADS, 0, call->stream>>>(w);
-	return MPT_OK;
-}
-/* ==== Attention on tensor cores ====
- *
- * Of bf16 and fp16. A block has rows of its own side, 16 to a warp, and goes over tiles of the
- * other side in shared memory. Both products of a tile are of the warp's rows: scores = own other^T, and
- * sums += weights other, where the weights come from the scores in registers, rounded to 16 bits as
- * a product's operand. Rows in shared memory are 8 numbers longer than D: then the eight rows of a
- * matrix that is loaded lie in different banks.
- *
- * Of a fragment [16, 8] a lane has rows lane / 4 and lane / 4 + 8, and columns lane % 4 * 2 and the
- * one after it. What is wider or narrower than D is cut off by zeros. */
-
-#define MPT__LOG2E 1.44269504088896341f
-#define MPT__LN2 0.693147180559945309f
-
-/* How attention of heads of up to D elements is cut: keys of a tile forward, warps of a block and
-   elements of a tile backward, where wide heads leave registers and shared memory for less. */
-template <int D> struct mpt__attention_cut {
-	static const int pitch = D + 8, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16;
-	static const int warps = 4, rows = 16 * warps;
-	static const int back_warps = D <= 64 ? 4 : 8, back_rows = 16 * back_warps;
-	static const int others = D <= 64 ? 32 : 16, stages = D <= 64 ? 2 : 1;
-};
-
-/* Element `at` of an array of numbers of 32 or 16 bits. */
-__device__ __forceinline__ float mpt__attention_element(const void *data, int dtype, long long at) {
-	if (dtype == MPT_F32) return ((const float *)data)[at];
-	const unsigned short bits = ((const unsigned short *)data)[at];
-	return dtype == MPT_F16 ? __half2float(__ushort_as_half(bits))
-							: __uint_as_float((unsigned int)bits << 16);
-}
-
-/* Rows of one head in memory. Strides and lengths fit into ints, as
-   mpt__attention_matrix sees to. */
-struct mpt__attention_rows {
-	const char *data;
-	int step, column_step, dtype, columns, count, eights;
-};
-
-template <bool WHOLE>
-__device__ __forceinline__ mpt__attention_rows
-mpt__attention_rows_of(const mpt__array &array, long long b, long long h, int columns, int count,
-					   int eights) {
-	mpt__attention_rows rows;
-	const int size = array.dtype == MPT_F32 ? 4 : 2;
-	rows.data = (const char *)array.data + (b * array.stride[0] + h * array.stride[1]) * size;
-	rows.dtype = array.dtype;
-	rows.step = (int)array.stride[2];
-	rows.column_step = (int)array.stride[3];
-	rows.columns = columns;
-	rows.count = count;
-	rows.eights = eights;
-#if defined(__CUDA_ARCH__)
-	if (WHOLE) asm("" : "+l"(rows.data)); /* two registers, not five for its parts */
-#endif
-	return rows;
-}
-
-/* Begins to copy ROWS rows from `first` on, which are halves in pieces of eight. Beyond the last
-   one comes that one again, whose weights are 0 or whose sums nobody stores; beyond its columns come
-   zeros. */
-template <int D, int ROWS, int THREADS>
-__device__ __forceinline__ void mpt__tile_copy(const mpt__attention_rows &rows, int first,
-											   unsigned short *to) {
-	const int pieces = D <= 32 ? 4 : D <= 64 ? 8 : 16, apart = THREADS / pieces;
-	const int r = (int)threadIdx.x / pieces, c = (int)threadIdx.x % pieces * 8;
-	const int step = rows.step * 2, last = rows.count - 1;
-	const bool there = c < rows.columns;
-	const char *from = rows.data + c * 2;
-	if (c >= D) return;
-	to += r * (D + 8) + c;
-	if (first + ROWS <= rows.count) {
-		from += (long long)(first + r) * step;
-#pragma unroll
-		for (int j = 0; j < ROWS / apart; j++)
-			mpt__copy_begin<16>(to + j * apart * (D + 8), from + (long long)step * (j * apart),
-								there);
-		return;
-	}
-#pragma unroll 1
-	for (int j = 0; j < ROWS; j += apart) {
-		const int row = first + r + j < last ? first + r + j : last;
-		mpt__copy_begin<16>(to + j * (D + 8), from + (long long)row * step, there);
-	}
-}
-
-/* The same of any rows, if there may be ANY: others pass through registers, where they are
-   rounded. */
-template <bool F16, bool ANY, int D, int ROWS, int THREADS>
-__device__ __forceinline__ void mpt__tile_begin(const mpt__attention_rows &rows, int first,
-												unsigned short *to) {
-	if (!ANY || rows.eights) mpt__tile_copy<D, ROWS, THREADS>(rows, first, to);
-	const int numbers = !ANY || rows.eights ? 0 : ROWS * D / 2;
-#pragma unroll 1
-	for (int i = (int)threadIdx.x; i < numbers; i += THREADS) {
-		const int r = i / (D / 2), c = i % (D / 2) * 2, last = rows.count - 1;
-		const int row = first + r < last ? first + r : last;
-		const long long at = (long long)row * rows.step + (long long)c * rows.column_step;
-		float x[2] = {0.0f, 0.0f};
-		if (c < rows.columns) x[0] = mpt__attention_element(rows.data, rows.dtype, at);
-		if (c + 1 < rows.columns)
-			x[1] = mpt__attention_element(rows.data, rows.dtype, at + rows.column_step);
-		*(unsigned int *)(to + r * (D + 8) + c) = mpt__pack2<F16>(x[0], x[1]);
-	}
-}
-
-/* A warp's rows as the left operand of products: from the lane's row of the fragments. */
-template <int D>
-__device__ __forceinline__ void mpt__tile_left(const unsigned short *own, unsigned int (&a)[4],
-											   int step) {
-	const int lane = (int)threadIdx.x % MPT__WARP;
-	mpt__ldmatrix<false>(a, own + lane % 16 * (D + 8) + lane / 16 * 8 + step * 16);
-}
-
-/* s = own other^T, [16, N]; what the warp's rows are comes by steps of 16 columns, from `held`
-   registers or from shared memory. */
-template <bool F16, int D, int N, bool HELD>
-__device__ __forceinline__ void mpt__tile_scores(float (&s)[N / 8][4], const unsigned short *own,
-												 const unsigned int (&held)[D / 16][4],
-												 const unsigned short *other) {
-	const int lane = (int)threadIdx.x % MPT__WARP;
-	const unsigned short *at = other + (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
-#pragma unroll
-	for (int n = 0; n < N / 8; n++)
-		for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
-#pragma unroll
-	for (int k = 0; k < D / 16; k++) {
-		unsigned int a[4], b[4];
-		if (HELD)
-			for (int i = 0; i < 4; i++) a[i] = held[k][i];
-		else
-			mpt__tile_left<D>(own, a, k);
-#pragma unroll
-		for (int n = 0; n < N / 16; n++) {
-			mpt__ldmatrix<false>(b, at + n * 16 * (D + 8) + k * 16);
-			mpt__mma<F16>(s[2 * n], a, b[0], b[1]);
-			mpt__mma<F16>(s[2 * n + 1], a, b[2], b[3]);
-		}
-	}
-}
-
-/* sum += weights other, [16, D]. */
-template <bool F16, int D, int N>
-__device__ __forceinline__ void mpt__tile_add(float (&sum)[D / 8][4], const float (&s)[N / 8][4],
-											  const unsigned short *other) {
-	const int lane = (int)threadIdx.x % MPT__WARP;
-	const unsigned short *at = other + lane % 16 * (D + 8) + lane / 16 * 8;
-#pragma unroll
-	for (int k = 0; k < N / 16; k++) {
-		unsigned int b[4];
-		const unsigned int a[4] = {mpt__pack2<F16>(s[2 * k][0], s[2 * k][1]),
-								   mpt__pack2<F16>(s[2 * k][2], s[2 * k][3]),
-								   mpt__pack2<F16>(s[2 * k + 1][0], s[2 * k + 1][1]),
-								   mpt__pack2<F16>(s[2 * k + 1][2], s[2 * k + 1][3])};
-#pragma unroll
-		for (int n = 0; n < D / 16; n++) {
-			mpt__ldmatrix<true>(b, at + k * 16 * (D + 8) + n * 16);
-			mpt__mma<F16>(sum[2 * n], a, b[0], b[1]);
-			mpt__mma<F16>(sum[2 * n + 1], a, b[2], b[3]);
-		}
-	}
-}
-
-/* The elements of the other side that one of the own side sees: from low on, below high. */
-struct mpt__attention_span {
-	int low, high;
-};
-
-template <bool BY_KEYS>
-__device__ __forceinline__ mpt__attention_span mpt__attention_span_of(const mpt__attention &w,
-																	  int own) {
-	const int past = (int)w.past, window = (int)w.window;
-	mpt__attention_span span = {0, (int)(BY_KEYS ? w.queries : w.keys)};
-	if (w.causal) {
-		const int low = BY_KEYS ? own - past : own + past + 1 - window;
-		const int high = BY_KEYS ? own - past + window : own + past + 1;
-		span.low = low > 0 ? low : 0;
-		span.high = high < span.high ? high : span.high;
-	}
-	return span;
-}
-
-/* Where tiles of N may begin of which every row of a piece of work sees everything. */
-template <bool BY_KEYS, int N>
-__device__ __forceinline__ mpt__attention_span
-mpt__attention_inner(const mpt__attention &w, const mpt__attention_item &t) {
-	const mpt__attention_span first = mpt__attention_span_of<BY_KEYS>(w, (int)t.first);
-	const mpt__attention_span last = mpt__attention_span_of<BY_KEYS>(w, (int)t.first + t.n - 1);
-	const mpt__attention_span inner = {last.low, first.high - N};
-	return inner;
-}
-
-/* Hides what lies outside the spans of the lane's two rows. `other`: where the tile begins. */
-template <bool BY_KEYS, int N>
-__device__ __forceinline__ void mpt__tile_hide(const mpt__attention &w, float (&s)[N / 8][4],
-											   int own, int other) {
-	const int start = other + (int)threadIdx.x % 4 * 2;
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		const mpt__attention_span span = mpt__attention_span_of<BY_KEYS>(w, own + half * 8);
-		const int low = span.low - start, high = span.high - start;
-#pragma unroll
-		for (int i = 0; i < N / 4; i++) {
-			const int c = i / 2 * 8 + i % 2;
-			if (c < low || c >= high) s[i / 2][half * 2 + i % 2] = -INFINITY;
-		}
-	}
-}
-
-/* Adds the mask, which is multiplied by `factor`. */
-template <bool BY_KEYS, int N>
-__device__ __forceinline__ void mpt__tile_mask(const mpt__attention &w, float (&s)[N / 8][4],
-											   long long b, long long h, int own, int other,
-											   float factor) {
-	const long long from = b * w.mask.stride[0] + h * w.mask.stride[1];
-	const int pair = (int)threadIdx.x % 4 * 2, dtype = w.mask.dtype;
-#pragma unroll
-	for (int n = 0; n < N / 8; n++) {
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			const int one = own + i / 2 * 8, two = other + n * 8 + pair + i % 2;
-			const int query = BY_KEYS ? two : one, key = BY_KEYS ? one : two;
-			if (query >= (int)w.queries || key >= (int)w.keys) continue;
-			const long long at = from + query * w.mask.stride[2] + key * w.mask.stride[3];
-			const float x =
-				dtype == MPT_BOOL
-					? (((const unsigned char *)w.mask.data)[at] ? 0.0f : -INFINITY)
-					: mpt__attention_element(w.mask.data, dtype, at);
-			s[n][i] = x == -INFINITY ? x : s[n][i] + x * factor;
-		}
-	}
-}
-
-/* Which of the lane's elements dropout keeps: a bit for each. */
-template <bool BY_KEYS, int N>
-__device__ __forceinline__ unsigned int mpt__tile_kept(const mpt__attention &w, long long b,
-													   long long h, int own, int other) {
-	const unsigned long long sequence = mpt__attention_sequence(w);
-	const int pair = (int)threadIdx.x % 4 * 2;
-	unsigned int kept = 0;
-#pragma unroll 1
-	for (int e = 0; e < N / 2; e++) {
-		const int one = own + e % 4 / 2 * 8, two = other + e / 4 * 8 + pair + e % 2;
-		const float factor = mpt__attention_kept(w, sequence, b, h, BY_KEYS ? two : one,
-												 BY_KEYS ? one : two);
-		kept |= (factor != 0.0f ? 1u : 0u) << e;
-	}
-	return kept;
-}
-
-/* Whether a sum is not finite where something is hidden, which may have leaked into it as 0 times
-   NaN: the block's piece of work is then done again, with care. */
-template <int D>
-__device__ __forceinline__ bool mpt__tile_leaks(const mpt__attention &w,
-												const float (&sum)[D / 8][4]) {
-	int bad = 0;
-	if (!w.causal && w.mask.data == NULL) return false;
-#pragma unroll
-	for (int n = 0; n < D / 8; n++)
-		for (int i = 0; i < 4; i++) bad |= !(fabsf(sum[n][i]) < INFINITY);
-	return __syncthreads_or(bad) != 0;
-}
-
-/* That, by the kernels of all cards, in pieces for which there is shared memory. */
-enum { MPT__ATTENTION_OUT, MPT__ATTENTION_DQ, MPT__ATTENTION_DKV };
-__device__ __noinline__ void mpt__attention_again(const mpt__attention &w,
-												  const mpt__attention_item &all, int pass) {
-	const unsigned long long sequence = mpt__attention_sequence(w);
-	mpt__attention_item t = all;
-	__syncthreads();
-	for (int done = 0; done < all.n; done += w.n) {
-		t.first = all.first + done;
-		t.n = all.n - done < w.n ? all.n - done : w.n;
-		if (pass == MPT__ATTENTION_OUT) mpt__attention_item_out(w, t, sequence, true);
-		if (pass == MPT__ATTENTION_DQ) mpt__attention_item_dq(w, t, sequence, true);
-		if (pass == MPT__ATTENTION_DKV) mpt__attention_item_dkv(w, t, sequence, true);
-	}
-}
-
-/* The block's sums, by rows of columns + 1 in shared memory, to where they belong. */
-__device__ __noinline__ void mpt__attention_give(const mpt__array &array,
-												 const mpt__attention_item &t, int columns,
-												 float factor, int eights) {
-	const float *from = mpt__attention_shared();
-	if (!eights) {
-		mpt__attention_store(array, t, columns, factor, from);
-		return;
-	}
-	const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
-	for (int i = (int)threadIdx.x; i < t.n * (columns / 8); i += (int)blockDim.x) {
-		const int r = i / (columns / 8), c = i % (columns / 8) * 8;
-		float x[8];
-		for (int k = 0; k < 8; k++) x[k] = from[r * (columns + 1) + c + k] * factor;
-		mpt__put8<false>(array, to + r * array.stride[2] + c, x);
-	}
-}
-
-/* Sums times a factor for each of the lane's rows, into shared memory for that. */
-template <int D>
-__device__ __forceinline__ void mpt__tile_put(const float (&sum)[D / 8][4], int columns,
-											  float first, float second) {
-	const int lane = (int)threadIdx.x % MPT__WARP;
-	float *to = mpt__attention_shared() +
-				((int)threadIdx.x / MPT__WARP * 16 + lane / 4) * (columns + 1);
-	__syncthreads();
-#pragma unroll
-	for (int n = 0; n < D / 8; n++) {
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			const int c = n * 8 + lane % 4 * 2 + i % 2;
-			if (c < columns)
-				to[i / 2 * 8 * (columns + 1) + c] = sum[n][i] * (i < 2 ? first : second);
-		}
-	}
-	__syncthreads();
-}
-
-/* ---- Forward ---- */
-
-/* What a lane knows of its two rows: the largest score so far, and the sum of its weights. */
-struct mpt__attention_state {
-	float most[2], total[2];
-};
-
-__device__ __forceinline__ float mpt__quad_max(float x) {
-	x = fmaxf(x, __shfl_xor_sync(MPT__ALL, x, 1));
-	return fmaxf(x, __shfl_xor_sync(MPT__ALL, x, 2));
-}
-__device__ __forceinline__ float mpt__quad_sum(float x) {
-	x += __shfl_xor_sync(MPT__ALL, x, 1);
-	return x + __shfl_xor_sync(MPT__ALL, x, 2);
-}
-
-/* Scores become weights; what was summed before shrinks to the new maximum. A NaN is no maximum,
-   but its weight is NaN. */
-template <int D, int N>
-__device__ __forceinline__ void mpt__tile_softmax(float (&s)[N / 8][4], float (&sum)[D / 8][4],
-												  mpt__attention_state *state, float scale) {
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		float top = fmaxf(s[0][2 * half], s[0][2 * half + 1]), total = 0.0f;
-#pragma unroll
-		for (int n = 1; n < N / 8; n++)
-			top = fmaxf(fmaxf(top, s[n][2 * half]), s[n][2 * half + 1]);
-		top = fmaxf(state->most[half], mpt__quad_max(top));
-		const float base = top == -INFINITY ? 0.0f : top * scale;
-		const float shrink = mpt__exp2(state->most[half] * scale - base);
-#pragma unroll
-		for (int n = 0; n < N / 8; n++) {
-#pragma unroll
-			for (int i = 2 * half; i < 2 * half + 2; i++) {
-				s[n][i] = mpt__exp2(__fmaf_rn(s[n][i], scale, -base));
-				total += s[n][i];
-			}
-		}
-		state->most[half] = top;
-		state->total[half] = state->total[half] * shrink + total;
-		if (!__any_sync(MPT__ALL, shrink != 1.0f)) continue; /* as it is after a few tiles */
-#pragma unroll
-		for (int n = 0; n < D / 8; n++) {
-			sum[n][2 * half] *= shrink;
-			sum[n][2 * half + 1] *= shrink;
-		}
-	}
-}
-
-/* Sums over the softmax's to `out`, and its logarithm to `lse`; or the whole piece of work
-   again. */
-template <int D>
-__device__ __forceinline__ void mpt__forward_end(const mpt__attention &w,
-												 const mpt__attention_item &t, int row,
-												 const float (&sum)[D / 8][4],
-												 const mpt__attention_state &state) {
-	float factor[2];
-	if (mpt__tile_leaks<D>(w, sum)) {
-		mpt__attention_again(w, t, MPT__ATTENTION_OUT);
-		return;
-	}
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		const float total = mpt__quad_sum(state.total[half]);
-		const int at = row + 8 * half;
-		factor[half] = total == 0.0f ? 0.0f : 1.0f / total;
-		if (w.lse.data != NULL && threadIdx.x % 4 == 0 && at < (int)t.first + t.n)
-			((float *)w.lse.data)[mpt__attention_row(w.lse, t.batch, t.head, at)] =
-				total == 0.0f ? INFINITY : state.most[half] * w.scale + logf(total);
-	}
-	mpt__tile_put<D>(sum, w.width, factor[0], factor[1]);
-	mpt__attention_give(w.out, t, w.width, 1.0f, w.store_eights[0]);
-}
-
-/* ANY: with a mask, with dropout, or of other rows than halves in pieces of eight. */
-template <bool F16, int D, bool ANY>
-__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::warps, ANY ? 2 : 4)
-	mpt__attention_matrix_kernel(const __grid_constant__ mpt__attention w) {
-#if MPT__MATRIX
-	typedef mpt__attention_cut<D> cut;
-	const int N = cut::keys, threads = MPT__WARP * cut::warps, steps = D / 16;
-	const bool held = D <= 32;
-	const int lane = (int)threadIdx.x % MPT__WARP, warp = (int)threadIdx.x / MPT__WARP;
-	unsigned short *q = (unsigned short *)mpt__attention_shared();
-	unsigned short *k = q + cut::rows * cut::pitch, *v = k + N * cut::pitch;
-	const unsigned short *own = q + warp * 16 * cut::pitch;
-	/* The last blocks of rows see most keys: they begin first. */
-	const mpt__attention_item t = mpt__attention_at(w, w.items - 1 - blockIdx.x, false);
-	const mpt__attention_span inner = mpt__attention_inner<false, N>(w, t);
-	const long long key_head = t.head / w.group;
-	const int row = (int)t.first + warp * 16 + lane / 4, end = (int)mpt__attention_seen(w, t);
-	const mpt__attention_rows of_k =
-		mpt__attention_rows_of<(D > 64)>(w.k, t.batch, key_head, w.depth, (int)w.keys, w.eights[1]);
-	const mpt__attention_rows of_v =
-		mpt__attention_rows_of<(D > 64)>(w.v, t.batch, key_head, w.width, (int)w.keys, w.eights[2]);
-	mpt__attention_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-	float sum[D / 8][4], s[N / 8][4];
-	unsigned int a[steps][4];
-	int key = (int)mpt__attention_first_key(w, t);
-#pragma unroll
-	for (int n = 0; n < D / 8; n++)
-		for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
-	mpt__tile_begin<F16, ANY, D, cut::rows, threads>(
-		mpt__attention_rows_of<(D > 64)>(w.q, t.batch, t.head, w.depth, (int)w.queries,
-										 w.eights[0]),
-		(int)t.first, q);
-	if (key < end) mpt__tile_begin<F16, ANY, D, N, threads>(of_k, key, k);
-	if (held) {
-		mpt__copy_wait();
-		__syncthreads();
-#pragma unroll
-		for (int i = 0; i < steps; i++) mpt__tile_left<D>(own, a[i], i);
-	}
-#pragma unroll 1
-	for (; key < end; key += N) {
-		mpt__copy_wait();
-		__syncthreads(); /* k has come, and nobody needs v any more */
-		mpt__tile_begin<F16, ANY, D, N, threads>(of_v, key, v);
-		mpt__tile_scores<F16, D, N, held>(s, own, a, k);
-		mpt__copy_wait();
-		__syncthreads(); /* the other way round */
-		if (key + N < end) mpt__tile_begin<F16, ANY, D, N, threads>(of_k, key + N, k);
-		if (ANY && w.mask.data != NULL)
-			mpt__tile_mask<false, N>(w, s, t.batch, t.head, row, key, 1.0f / w.scale);
-		if (key < inner.low || key > inner.high) mpt__tile_hide<false, N>(w, s, row, key);
-		mpt__tile_softmax<D, N>(s, sum, &state, w.steep);
-		if (ANY && w.drops) {
-			const unsigned int kept = mpt__tile_kept<false, N>(w, t.batch, t.head, row, key);
-#pragma unroll
-			for (int e = 0; e < N / 2; e++)
-				s[e / 4][e % 4] *= kept >> e & 1 ? w.dropout.factor : 0.0f;
-		}
-		mpt__tile_add<F16, D, N>(sum, s, v);
-	}
-	mpt__copy_wait();
-	mpt__forward_end<D>(w, t, row, sum, state);
-#endif
-}
-
-/* ---- Backward ----
- *
- * One kernel for all gradients: its own side is that whose gradient it sums, and scores and
- * products dout v^T are formed again. dq: own rows of q and dout, others of k and v. dk and dv: own
- * rows of k and v, others of q and dout, of all heads that share the keys. Wide heads sum dk and dv one after
- * the other. */
-
-/* What is summed: slopes times q or k, weights times dout. */
-enum { MPT__SLOPES = 1, MPT__WEIGHTS = 2 };
-
-template <int D, bool BY_KEYS, int SUMS> struct mpt__attention_block {
-	typedef mpt__attention_cut<D> cut;
-	static const int own = (SUMS & MPT__SLOPES ? 2 : 1) * cut::back_rows * cut::pitch; /* numbers */
-	static const int stage = 2 * cut::others * cut::pitch;
-	static const int floats = BY_KEYS ? cut::stages * 2 * cut::others : cut::back_rows;
-};
-
-/* The sums of dout out of the block's rows, to memory and to `delta`. */
-__device__ __forceinline__ void mpt__attention_deltas(const mpt__attention &w,
-													  const mpt__attention_item &t, int rows,
-													  float *delta) {
-	const int lane = (int)threadIdx.x % MPT__WARP;
-#pragma unroll 1
-	for (int r = (int)threadIdx.x / MPT__WARP; r < rows; r += (int)blockDim.x / MPT__WARP) {
-		float sum = 0.0f;
-		if (r < t.n) {
-			const long long a = mpt__attention_row(w.dout, t.batch, t.head, t.first + r);
-			const long long b = mpt__attention_row(w.out, t.batch, t.head, t.first + r);
-#pragma unroll 1
-			for (int c = lane; c < w.width; c += MPT__WARP)
-				sum += mpt__attention_element(w.dout.data, w.dout.dtype, a + c * w.dout.stride[3]) *
-					   mpt__attention_element(w.out.data, w.out.dtype, b + c * w.out.stride[3]);
-		}
-		for (int step = MPT__WARP / 2; step > 0; step /= 2)
-			sum += __shfl_xor_sync(MPT__ALL, sum, step);
-		if (lane != 0) continue;
-		delta[r] = sum;
-		if (r < t.n)
-			((float *)w.delta.data)[mpt__attention_row(w.delta, t.batch, t.head, t.first + r)] =
-				sum;
-	}
-}
-
-/* Begins to copy N of the numbers of queries, and zeros beyond the last one. */
-template <int N>
-__device__ __forceinline__ void mpt__numbers_begin(const mpt__array &array, long long b,
-												   long long h, int first, int count, int thread,
-												   float *to) {
-	if (thread < 0 || thread >= N) return;
-	const bool there = first + thread < count;
-	const float *from = (const float *)array.data +
-						mpt__attention_row(array, b, h, there ? first + thread : first);
-	mpt__copy_begin<4>(to + thread, from, there);
-}
-
-/* Where a block is, and which elements of the other side it goes over. */
-struct mpt__attention_place {
-	mpt__attention_item t;
-	mpt__attention_span inner; /* where tiles begin that need no hiding */
-	int row, begin, end;       /* row: the lane's first one */
-};
-
-template <bool BY_KEYS, int N>
-__device__ __forceinline__ mpt__attention_place mpt__attention_place_of(const mpt__attention &w,
-																		long long item) {
-	mpt__attention_place p;
-	p.t = mpt__attention_at(w, item, BY_KEYS);
-	p.inner = mpt__attention_inner<BY_KEYS, N>(w, p.t);
-	p.row = (int)p.t.first + (int)threadIdx.x / MPT__WARP * 16 + (int)threadIdx.x % MPT__WARP / 4;
-	if (BY_KEYS) {
-		const long long last = p.t.first + p.t.n - 1 + w.window - w.past;
-		p.begin = (int)(w.causal && p.t.first > w.past ? p.t.first - w.past : 0);
-		p.end = (int)(w.causal && last < w.queries ? last : w.queries);
-	} else {
-		p.begin = (int)mpt__attention_first_key(w, p.t);
-		p.end = (int)mpt__attention_seen(w, p.t);
-	}
-	return p;
-}
-
-/* Begins to copy rows of q and dout of a head, or of k and v. */
-template <bool F16, int D, bool ANY, bool KEYS, bool SECOND, int ROWS, int THREADS>
-__device__ __forceinline__ void mpt__pair_begin(const mpt__attention &w, long long b, int h,
-												int first, unsigned short *to) {
-	const int count = (int)(KEYS ? w.keys : w.queries);
-	const bool whole = D > 64 && ROWS < mpt__attention_cut<D>::back_rows;
-	mpt__tile_begin<F16, ANY, D, ROWS, THREADS>(
-		mpt__attention_rows_of<whole>(KEYS ? w.k : w.q, b, h, w.depth, count, w.eights[KEYS]),
-		first, to);
-	if (SECOND)
-		mpt__tile_begin<F16, ANY, D, ROWS, THREADS>(
-			mpt__attention_rows_of<whole>(KEYS ? w.v : w.dout, b, h, w.width, count,
-										  w.eights[KEYS ? 2 : 3]),
-			first, to + ROWS * (D + 8));
-}
-
-/* A tile of the other side, and the numbers of its queries. */
-template <bool F16, int D, bool ANY, bool BY_KEYS>
-__device__ __forceinline__ void mpt__others_begin(const mpt__attention &w, long long b, int h,
-												  int first, unsigned short *to, float *numbers) {
-	typedef mpt__attention_cut<D> cut;
-	const int N = cut::others, count = (int)w.queries, thread = (int)threadIdx.x;
-	const int head = BY_KEYS ? h : (int)(h / w.group);
-	mpt__pair_begin<F16, D, ANY, !BY_KEYS, true, N, MPT__WARP * cut::back_warps>(w, b, head, first,
-																				 to);
-	if (!BY_KEYS) return;
-	mpt__numbers_begin<N>(w.lse, b, h, first, count, thread, numbers);
-	mpt__numbers_begin<N>(w.delta, b, h, first, count, thread - N, numbers + N);
-}
-
-/* Log-sum-exps, as powers of two, and deltas of the lane's two queries. */
-__device__ __forceinline__ void mpt__rows_numbers(const mpt__attention &w,
-												  const mpt__attention_item &t,
-												  const float *deltas, float *lse, float *delta) {
-	const int row = (int)threadIdx.x / MPT__WARP * 16 + (int)threadIdx.x % MPT__WARP / 4;
-	const float *from = (const float *)w.lse.data;
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		const int near = row + half * 8;
-		const long long at = mpt__attention_row(w.lse, t.batch, t.head, t.first + near);
-		lse[half] = near < t.n ? from[at] * MPT__LOG2E : 0.0f;
-		delta[half] = deltas[near];
-	}
-}
-
-/* Scores s become weights, and g = dout v^T slopes. `numbers`: of the tile's queries, by keys. */
-template <bool ANY, bool BY_KEYS, bool SLOPES, int N>
-__device__ __forceinline__ void mpt__tile_slopes(const mpt__attention &w, float (&s)[N / 8][4],
-												 float (&g)[N / 8][4], const float *numbers,
-												 const float *lse, const float *delta,
-												 unsigned int kept) {
-	const int pair = (int)threadIdx.x % 4 * 2;
-#pragma unroll
-	for (int n = 0; n < N / 8; n++) {
-		float by[4], less[4];
-		if (BY_KEYS) {
-			const float2 a = *(const float2 *)(numbers + n * 8 + pair);
-			const float2 b = *(const float2 *)(numbers + N + n * 8 + pair);
-			by[0] = by[2] = a.x * MPT__LOG2E, by[1] = by[3] = a.y * MPT__LOG2E;
-			less[0] = less[2] = b.x, less[1] = less[3] = b.y;
-		} else {
-			for (int i = 0; i < 4; i++) by[i] = lse[i / 2], less[i] = delta[i / 2];
-		}
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			const float p = mpt__exp2(__fmaf_rn(s[n][i], w.steep, -by[i]));
-			float factor = 1.0f;
-			if (ANY && w.drops) factor = kept >> (n * 4 + i) & 1 ? w.dropout.factor : 0.0f;
-			s[n][i] = ANY ? p * factor : p;
-			if (SLOPES) g[n][i] = p * ((ANY ? g[n][i] * factor : g[n][i]) - less[i]);
-		}
-	}
-}
-
-/* The sums to where they belong, or the whole piece of work again. */
-template <int D, bool BY_KEYS, int SUMS>
-__device__ __forceinline__ void mpt__back_end(const mpt__attention &w,
-											  const mpt__attention_item &t,
-											  const float (&sum)[D / 8][4],
-											  const float (&more)[D / 8][4]) {
-	bool again = (SUMS & MPT__SLOPES) && mpt__tile_leaks<D>(w, sum);
-	if ((SUMS & MPT__WEIGHTS) && mpt__tile_leaks<D>(w, more)) again = true;
-	if (again) {
-		mpt__attention_again(w, t, BY_KEYS ? MPT__ATTENTION_DKV : MPT__ATTENTION_DQ);
-		return;
-	}
-	if ((SUMS & MPT__SLOPES) && (!BY_KEYS || w.dk.data != NULL)) {
-		mpt__tile_put<D>(sum, w.depth, w.scale, w.scale);
-		mpt__attention_give(BY_KEYS ? w.dk : w.dq, t, w.depth, 1.0f, w.store_eights[BY_KEYS]);
-	}
-	if ((SUMS & MPT__WEIGHTS) && w.dv.data != NULL) {
-		mpt__tile_put<D>(more, w.width, 1.0f, 1.0f);
-		mpt__attention_give(w.dv, t, w.width, 1.0f, w.store_eights[2]);
-	}
-}
-
-template <bool F16, int D, bool ANY, bool BY_KEYS, int SUMS>
-__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::back_warps,
-								  ANY ? 1 : 16 / mpt__attention_cut<D>::back_warps)
-	mpt__attention_matrix_back_kernel(const __grid_constant__ mpt__attention w) {
-#if MPT__MATRIX
-	typedef mpt__attention_cut<D> cut;
-	typedef mpt__attention_block<D, BY_KEYS, SUMS> room;
-	const int N = cut::others, threads = MPT__WARP * cut::back_warps, stages = cut::stages;
-	const bool slopes = (SUMS & MPT__SLOPES) != 0, weights = (SUMS & MPT__WEIGHTS) != 0;
-	unsigned short *own = (unsigned short *)mpt__attention_shared(), *others = own + room::own;
-	float *numbers = (float *)(others + stages * room::stage);
-	const mpt__attention_place at = mpt__attention_place_of<BY_KEYS, N>(
-		w, BY_KEYS ? blockIdx.x : w.items - 1 - blockIdx.x);
-	const long long batch = at.t.batch;
-	const int head_end = (int)(BY_KEYS ? (at.t.head + 1) * w.group : at.t.head + 1);
-	float sum[D / 8][4], more[D / 8][4], s[N / 8][4], g[N / 8][4], lse[2], delta[2];
-	const unsigned int none[D / 16][4] = {};
-	int head = (int)(BY_KEYS ? at.t.head * w.group : at.t.head), other = at.begin, stage = 0;
-	if (!BY_KEYS) mpt__attention_deltas(w, at.t, cut::back_rows, numbers);
-	if (!BY_KEYS && w.dq.data == NULL) return;
-	mpt__pair_begin<F16, D, ANY, BY_KEYS, slopes, cut::back_rows, threads>(
-		w, batch, (int)at.t.head, (int)at.t.first, own);
-	if (!BY_KEYS) {
-		__syncthreads();
-		mpt__rows_numbers(w, at.t, numbers, lse, delta);
-	}
-#pragma unroll
-	for (int n = 0; n < D / 8; n++)
-		for (int i = 0; i < 4; i++) sum[n][i] = more[n][i] = 0.0f;
-	if (at.begin < at.end)
-		mpt__others_begin<F16, D, ANY, BY_KEYS>(w, batch, head, other, others, numbers);
-	else
-		head = head_end;
-	own += (int)threadIdx.x / MPT__WARP * 16 * cut::pitch;
-#pragma unroll 1
-	while (head < head_end) {
-		const unsigned short *first = others + stage * room::stage;
-		const unsigned short *second = first + N * cut::pitch;
-		const bool turns = other + N >= at.end;
-		const int next_head = turns ? head + 1 : head, next = turns ? at.begin : other + N;
-		const int to = stages == 2 ? stage ^ 1 : 0;
-		mpt__copy_wait();
-		__syncthreads(); /* the tile has come, and nobody needs the one before it */
-		if (stages == 2 && next_head < head_end)
-			mpt__others_begin<F16, D, ANY, BY_KEYS>(w, batch, next_head, next,
-													others + to * room::stage,
-													numbers + to * 2 * N);
-		mpt__tile_scores<F16, D, N, false>(s, own, none, first);
-		if (slopes)
-			mpt__tile_scores<F16, D, N, false>(g, own + cut::back_rows * cut::pitch, none, second);
-		if (ANY && w.mask.data != NULL)
-			mpt__tile_mask<BY_KEYS, N>(w, s, batch, head, at.row, other, 1.0f / w.scale);
-		if (other < at.inner.low || other > at.inner.high)
-			mpt__tile_hide<BY_KEYS, N>(w, s, at.row, other);
-		unsigned int kept = 0;
-		if (ANY && w.drops) kept = mpt__tile_kept<BY_KEYS, N>(w, batch, head, at.row, other);
-		mpt__tile_slopes<ANY, BY_KEYS, slopes, N>(w, s, g, numbers + stage * 2 * N, lse, delta,
-												  kept);
-		if (slopes) mpt__tile_add<F16, D, N>(sum, g, first);
-		if (weights) mpt__tile_add<F16, D, N>(more, s, second);
-		if (stages == 1) __syncthreads();
-		if (stages == 1 && next_head < head_end)
-			mpt__others_begin<F16, D, ANY, BY_KEYS>(w, batch, next_head, next, others, numbers);
-		head = next_head, other = next, stage = to;
-	}
-	mpt__copy_wait();
-	mpt__back_end<D, BY_KEYS, SUMS>(w, at.t, sum, more);
-#endif
-}
-
-/* ---- Host ---- */
-
-/* Whether the rows of an array come in pieces of eight that are aligned. */
-int mpt__attention_eights(const mpt__array &array, int columns) {
-	bool good = array.stride[3] == 1 && columns % 8 == 0 && (size_t)array.data % 16 == 0;
-	good = good && (array.dtype == MPT_F32 || array.dtype == MPT_F16 || array.dtype == MPT_BF16);
-	for (int d = 0; d < 3; d++) good = good && array.stride[d] % 8 == 0;
-	return good;
-}
-
-int mpt__attention_whole(const mpt__array &array, int half, int columns) {
-	return array.dtype == half && mpt__attention_eights(array, columns);
-}
-
-/* The halves that tensor cores multiply: those of the region, or, of tensors that are halves, their
-   own. 0: none. */
-int mpt__attention_half(const mpt__cuda_call *call, const mpt__attention &w) {
-	const int own = w.compute == MPT_F32 ? w.q.dtype : w.compute;
-	const bool half = own == MPT_F16 || own == MPT_BF16;
-	if (!call->cuda->matrix || !half) return 0;
-	if (w.compute == MPT_F32 && (w.k.dtype != own || w.v.dtype != own)) return 0;
-	return own;
-}
-
-/* Numbers of 32 or 16 bits, if any, whose strides within a head fit into ints. */
-bool mpt__attention_fits(const mpt__array &array) {
-	const long long most = 1 << 28;
-	for (int d = 2; d < 4; d++)
-		if (array.data != NULL && array.stride[d] > most) return false;
-	return array.data == NULL || array.dtype == MPT_F32 || array.dtype == MPT_F16 ||
-		   array.dtype == MPT_BF16;
-}
-
-/* Whether tensor cores can do it, and how it is cut then. What they take: numbers of 32 and 16
-   bits, a factor that may divide a mask, a mask of the usual dtypes. */
-bool mpt__attention_matrix(const mpt__cuda_call *call, mpt__attention *w, bool by_keys, int rows,
-						   size_t bytes) {
-	const long long most = 0x7fffffff, longest = 1 << 29;
-	const int half = mpt__attention_half(call, *w), mask = w->mask.dtype;
-	if (!mpt__attention_fits(w->q) || !mpt__attention_fits(w->k) || !mpt__attention_fits(w->v))
-		return false;
-	if (!mpt__attention_fits(w->dout) || !mpt__attention_fits(w->out)) return false;
-	if (w->queries > longest || w->keys > longest || w->past > longest) return false;
-	if (w->window > 2 * longest) w->window = 2 * longest;
-	if (w->lse.data != NULL && w->lse.dtype != MPT_F32) return false;
-	if (w->delta.data != NULL && w->delta.dtype != MPT_F32) return false;
-	if (w->mask.data != NULL && mask != MPT_BOOL && mask != MPT_F32 && mask != half) return false;
-	if (!(w->scale > 1e-30f && w->scale < 1e30f)) return false;
-	w->rows = rows;
-	w->steep = w->scale * MPT__LOG2E;
-	w->blocks = ((by_keys ? w->keys : w->queries) + rows - 1) / rows;
-	w->items = call->launch->operand[0].shape[0] * (by_keys ? w->heads / w->group : w->heads);
-	if (w->items > most / w->blocks) return false;
-	w->items *= w->blocks;
-	for (w->n = 32; mpt__attention_bytes(*w, by_keys) > bytes;) w->n /= 2;
-	w->eights[0] = mpt__attention_whole(w->q, half, w->depth);
-	w->eights[1] = mpt__attention_whole(w->k, half, w->depth);
-	w->eights[2] = mpt__attention_whole(w->v, half, w->width);
-	w->eights[3] = mpt__attention_whole(w->dout, half, w->width);
-	return true;
-}
-
-template <bool F16, int D, bool ANY>
-bool mpt__attention_matrix_out(const mpt__cuda_call *call, mpt__attention w) {
-	typedef mpt__attention_cut<D> cut;
-	const size_t tiles = (size_t)(cut::rows + 2 * cut::keys) * cut::pitch * 2;
-	const size_t sums = (size_t)cut::rows * (D + 1) * sizeof(float);
-	const size_t bytes = tiles > sums ? tiles : sums;
-	if (!mpt__attention_matrix(call, &w, false, cut::rows, bytes)) return false;
-	w.store_eights[0] = mpt__attention_eights(w.out, w.width);
-	mpt__attention_matrix_kernel<F16, D, ANY>
-		<<<(unsigned int)w.items, MPT__WARP * cut::warps, bytes, call->stream>>>(w);
-	return true;
-}
-
-template <bool F16, int D, bool ANY, bool BY_KEYS, int SUMS>
-bool mpt__attention_matrix_back(const mpt__cuda_call *call, mpt__attention w) {
-	typedef mpt__attention_cut<D> cut;
-	typedef mpt__attention_block<D, BY_KEYS, SUMS> room;
-	size_t bytes = (size_t)(room::own + cut::stages * room::stage) * 2 + room::floats * 4;
-	const size_t sums = (size_t)cut::back_rows * (D + 1) * sizeof(float);
-	if (bytes < sums) bytes = sums;
-	if (!mpt__attention_matrix(call, &w, BY_KEYS, cut::back_rows, bytes)) return false;
-	w.store_eights[0] = mpt__attention_eights(w.dq, w.depth);
-	w.store_eights[1] = mpt__attention_eights(w.dk, w.depth);
-	w.store_eights[2] = mpt__attention_eights(w.dv, w.width);
-	const unsigned int blocks = (unsigned int)w.items, threads = MPT__WARP * cut::back_warps;
-	if (bytes > MPT__ATTENTION_ROOM &&
-		cudaFuncSetAttribute(mpt__attention_matrix_back_kernel<F16, D, ANY, BY_KEYS, SUMS>,
-							 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
-			cudaSuccess) {
-		cudaGetLastError();
-		return false;
-	}
-	mpt__attention_matrix_back_kernel<F16, D, ANY, BY_KEYS, SUMS>
-		<<<blocks, threads, bytes, call->stream>>>(w);
-	return true;
-}
-
-/* The gradients that `w` has room for: of queries, or of keys and values. */
-template <bool F16, int D, bool ANY>
-bool mpt__attention_matrix_gradients(const mpt__cuda_call *call, const mpt__attention &w) {
-	if (w.out.data != NULL)
-		return mpt__attention_matrix_back<F16, D, ANY, false, MPT__SLOPES>(call, w);
-	if constexpr (D <= 64) {
-		return mpt__attention_matrix_back<F16, D, ANY, true, MPT__SLOPES | MPT__WEIGHTS>(call, w);
-	} else {
-		mpt__attention keys = w, values = w;
-		keys.dv.data = values.dk.data = NULL;
-		if (keys.dk.data != NULL &&
-			!mpt__attention_matrix_back<F16, D, ANY, true, MPT__SLOPES>(call, keys))
-			return false;
-		return values.dv.data == NULL ||
-			   mpt__attention_matrix_back<F16, D, ANY, true, MPT__WEIGHTS>(call, values);
-	}
-}
-
-template <bool F16, int D, bool ANY>
-bool mpt__attention_matrix_in(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
-	return back ? mpt__attention_matrix_gradients<F16, D, ANY>(call, w)
-				: mpt__attention_matrix_out<F16, D, ANY>(call, w);
-}
-
-/* By the smallest D into which a head fits; what is ANY has fewer, each of which takes a second to
-   compile. */
-template <bool F16>
-bool mpt__attention_matrix_of(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
-	const int depth = w.depth > w.width ? w.depth : w.width, half = F16 ? MPT_F16 : MPT_BF16;
-	if (depth == 0 || depth > 128) return false;
-	bool any = w.mask.data != NULL || w.drops || !mpt__attention_whole(w.q, half, w.depth);
-	any = any || !mpt__attention_whole(w.k, half, w.depth);
-	any = any || !mpt__attention_whole(w.v, half, w.width);
-	any = any || (w.dout.data != NULL && !mpt__attention_whole(w.dout, half, w.width));
-	if (any && depth <= 64) return mpt__attention_matrix_in<F16, 64, true>(call, w, back);
-	if (any) return mpt__attention_matrix_in<F16, 128, true>(call, w, back);
-	if (depth <= 32) return mpt__attention_matrix_in<F16, 32, false>(call, w, back);
-	if (depth <= 64) return mpt__attention_matrix_in<F16, 64, false>(call, w, back);
-	if (depth <= 96) return mpt__attention_matrix_in<F16, 96, false>(call, w, back);
-	return mpt__attention_matrix_in<F16, 128, false>(call, w, back);
-}
-
-/* Forward or backward, if tensor cores can do it. */
-bool mpt__cuda_attention_matrix(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
-	const int half = mpt__attention_half(call, w);
-	if (half == 0) return false;
-	return half == MPT_F16 ? mpt__attention_matrix_of<true>(call, w, back)
-						   : mpt__attention_matrix_of<false>(call, w, back);
-}
-
-/* ---- Either way ---- */
-
-mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.out = mpt__array_of(call, 4);
-	w.lse = mpt__array_of(call, 5);
-	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, false)) return MPT_OK;
-	mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
-							call->stream>>>(w);
-	return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.lse = mpt__array_of(call, 4);
-	w.dout = mpt__array_of(call, 5);
-	w.delta = mpt__array_of(call, 6);
-	w.dq = mpt__array_of(call, 7);
-	w.out = mpt__array_of(call, 8);
-	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, true)) return MPT_OK;
-	mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-							   mpt__attention_bytes(w, false), call->stream>>>(w);
-	return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.lse = mpt__array_of(call, 4);
-	w.dout = mpt__array_of(call, 5);
-	w.delta = mpt__array_of(call, 6);
-	w.dk = mpt__array_of(call, 7);
-	w.dv = mpt__array_of(call, 8);
-	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, true)) return MPT_OK;
-	mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-								mpt__attention_bytes(w, true), call->stream>>>(w);
 	return MPT_OK;
 }
 /* ----
@@ -8801,7 +7824,6 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
 	snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
 	cuda->processors = card.multiProcessorCount;
 	cuda->capability = card.major * 10 + card.minor;
-	cuda->matrix = cuda->capability >= 80 && kernel.ptxVersion >= 80;
 	cuda->memory = (int64_t)card.totalGlobalMem;
 	cuda->transfers = mpt__cuda_transfers_create(&error);
 	if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");

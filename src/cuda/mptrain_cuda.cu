@@ -47,7 +47,6 @@ namespace {
 #include "conv.cu"
 #include "norm.cu"
 #include "attention.cu"
-#include "attention_matrix.cu"
 #include "fp8.cu"
 #include "recurrent.cu"
 #include "runtime.cu"

@@ -440,7 +440,6 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
     cuda->processors = card.multiProcessorCount;
     cuda->capability = card.major * 10 + card.minor;
-    cuda->matrix = cuda->capability >= 80 && kernel.ptxVersion >= 80;
     cuda->memory = (int64_t)card.totalGlobalMem;
     cuda->transfers = mpt__cuda_transfers_create(&error);
     if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");
