@@ -309,7 +309,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
 
 /* Idle rows give their memory up. */
 static void mpt__extents_gather(mpt_context *ctx) {
-    for (int i = MPT__POOL_FINE; i < MPT__SIZE_CLASSES; i++)
+    for (int i = MPT__POOL_FINE; MPT__POOL_HAS_FINE && i < MPT__SIZE_CLASSES; i++)
         for (uint32_t id; (id = ctx->idle[i]) != 0;) {
             ctx->idle[i] = ctx->storages[id].next_free;
             mpt__extent_give(ctx, ctx->data[id]);
@@ -336,7 +336,7 @@ static void mpt__extents_trim(mpt_context *ctx, int64_t bytes) {
     }
 }
 
-/* The idle one to cut: what is cut already goes before what is whole, then small before large.
+/* The idle one to cut: cut ones go before whole ones, then small before large.
    Within a limit what is whole stays so: it can go back. */
 static mpt__extent *mpt__extent_best(const mpt_context *ctx, int64_t bytes) {
     mpt__extent *best = NULL;

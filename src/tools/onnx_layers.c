@@ -438,16 +438,16 @@ static int mpt__onnx_grid_level(
     part[0] = mpt__onnx_with(o, "Add", mpt__onnx_one(o, "Neg", part[1]), 1.0);
     low = mpt__onnx_cast(o, low, MPT_I64);
     for (int64_t c = 0; c < (int64_t)1 << dims; c++) {
-        int64_t far[3];
-        for (int64_t d = 0; d < dims; d++) far[d] = c >> d & 1;
-        const int corner = mpt__onnx_list(o, far, (int)dims);
+        int64_t step[3];
+        for (int64_t d = 0; d < dims; d++) step[d] = c >> d & 1;
+        const int corner = mpt__onnx_list(o, step, (int)dims);
         const int places = mpt__onnx_two(o, "Add", low, corner);
         const int entry = mpt__onnx_grid_entries(o, places, dims, cells, entries);
-        int near = mpt__onnx_where(o, mpt__onnx_cast(o, corner, MPT_BOOL), part[1], part[0]);
-        near = mpt__onnx_reduce(o, "ReduceProd", near, &last, 1, true);
+        int weight = mpt__onnx_where(o, mpt__onnx_cast(o, corner, MPT_BOOL), part[1], part[0]);
+        weight = mpt__onnx_reduce(o, "ReduceProd", weight, &last, 1, true);
         mpt__onnx_int(o, "axis", 0);
         const int row = mpt__onnx_two(o, "Gather", table, entry);
-        const int share = mpt__onnx_two(o, "Mul", row, near);
+        const int share = mpt__onnx_two(o, "Mul", row, weight);
         sum = c ? mpt__onnx_two(o, "Add", sum, share) : share;
     }
     return sum;
@@ -750,11 +750,11 @@ static void mpt__onnx_l1(mpt__onnx *o, const char *form) {
         mpt__onnx_loss(o, d);
         return;
     }
-    int near = mpt__onnx_with(o, "Mul", mpt__onnx_two(o, "Mul", d, d), huber ? 0.5 : 0.5 / end);
-    int far = mpt__onnx_with(o, "Sub", d, 0.5 * end);
-    if (huber) far = mpt__onnx_with(o, "Mul", far, end);
+    int curve = mpt__onnx_with(o, "Mul", mpt__onnx_two(o, "Mul", d, d), huber ? 0.5 : 0.5 / end);
+    int line = mpt__onnx_with(o, "Sub", d, 0.5 * end);
+    if (huber) line = mpt__onnx_with(o, "Mul", line, end);
     const int within = mpt__onnx_compare(o, "Less", d, mpt__onnx_number(o, end));
-    mpt__onnx_loss(o, mpt__onnx_where(o, within, near, far));
+    mpt__onnx_loss(o, mpt__onnx_where(o, within, curve, line));
 }
 
 static int mpt__onnx_weighted(mpt__onnx *o, int each, int i) {

@@ -101,8 +101,8 @@ static void mpt__onnx_softplus(mpt__onnx *o, const char *form) {
     const int scaled = beta == 1.0 ? x : mpt__onnx_with(o, "Mul", x, beta);
     int y = mpt__onnx_one(o, form, scaled);
     if (beta != 1.0) y = mpt__onnx_with(o, "Div", y, beta);
-    const int far = mpt__onnx_compare(o, "Greater", scaled, mpt__onnx_number(o, threshold));
-    mpt__onnx_give(o, 0, mpt__onnx_where(o, far, x, y));
+    const int beyond = mpt__onnx_compare(o, "Greater", scaled, mpt__onnx_number(o, threshold));
+    mpt__onnx_give(o, 0, mpt__onnx_where(o, beyond, x, y));
 }
 
 /* With u = 1 + x: x log(u) / (u - 1), and x where u is 1: what rounding u has lost goes away. */
