@@ -14,12 +14,12 @@
 
 #include <math.h>
 
-enum { POINTS = 400 };
+enum { SAMPLES = 400 };
 
 /* Two arms around the middle, one and a half times. */
 static void spirals(float (*points)[2], int64_t *arms) {
-    for (int i = 0; i < POINTS; i++) {
-        const double r = 0.1 + 0.9 * (i / 2) / (POINTS / 2), turn = 9.4 * r + 3.14159 * (i % 2);
+    for (int i = 0; i < SAMPLES; i++) {
+        const double r = 0.1 + 0.9 * (i / 2) / (SAMPLES / 2), turn = 9.4 * r + 3.14159 * (i % 2);
         points[i][0] = (float)(r * cos(turn)), points[i][1] = (float)(r * sin(turn));
         arms[i] = i % 2;
     }
@@ -46,14 +46,14 @@ static int write_net(mpt_context *ctx, mpt_module net) {
 }
 
 int main(void) {
-    static float points[POINTS][2];
-    static int64_t arms[POINTS];
+    static float points[SAMPLES][2];
+    static int64_t arms[SAMPLES];
     mpt_config config = default_config("onnx");
     mpt_context *ctx = mpt_create(&config);
     if (!ctx) return fail_with_error("onnx", ctx);
     spirals(points, arms);
     mpt_memory_dataset_config samples = mpt_memory_dataset_config_default();
-    samples.count = POINTS, samples.dtype = MPT_F32, samples.shape = MPT_SHAPE(2);
+    samples.count = SAMPLES, samples.dtype = MPT_F32, samples.shape = MPT_SHAPE(2);
     samples.inputs = points, samples.targets = arms;
     mpt_loader_config lc = mpt_loader_config_default();
     lc.batch = 50, lc.shuffle = true;
