@@ -182,13 +182,12 @@ and what backward needs. Of that mpt_recompute_begin spares results of norms and
 such as GELU: backward computes them again. mpt_recompute_module(net, parts) spares all but the
 inputs of parts of the net, whose forwards backward runs again, to the same bits; mpt_plan tells
 which number of parts is enough.
-Memory returns to a pool; once each shape has been seen, a training step makes no call to the
-allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
-moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.
-mpt_config.memory_limit makes a limit an error
-like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
-mpt_config.allocator, which is only called by the thread that uses the context, but for what
-mpt_share_module lends.
+Memory returns to a pool; once its shapes have been seen a few times, a training step makes no call
+to the allocator, unless memory is short. mpt_memory counts live bytes and peaks by kind (parameter,
+master, form, gradient, moment, activation, data, batch, workspace, host), and mpt_plan tells them
+before. mpt_config.memory_limit makes a limit an error like any other; mpt_clear_error and a smaller
+batch go on from there. All memory comes from mpt_config.allocator, called only by the thread that
+uses the context, but for what mpt_share_module lends.
 
 ==== MANUAL 4: errors ==========================================================================
 
@@ -967,7 +966,7 @@ typedef struct mpt_memory_stats {
 MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context); /* zeros for NULL */
 MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what is in use now */
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
-/* Gives idle pool memory back to the allocator. */
+/* Gives the allocator back what is idle as a whole. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
 
 /* What a training will take, before it takes it: `train` is your own code, called in a dry context
@@ -21746,7 +21745,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
 	mpt__extent_join(ctx, at - 1);
 }
 
-/* Idle rows give their memory up. */
+/* Idle rows give memory up. */
 static void mpt__extents_gather(mpt_context *ctx) {
 	for (int i = MPT__POOL_FINE; MPT__POOL_HAS_FINE && i < MPT__SIZE_CLASSES; i++)
 		for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -21757,7 +21756,7 @@ static void mpt__extents_gather(mpt_context *ctx) {
 		}
 }
 
-/* Whether it is all of its allocation. */
+/* Whether it is a whole allocation. */
 static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent) {
 	return extent->first &&
 		(extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);

@@ -307,7 +307,7 @@ static void mpt__extent_give(mpt_context *ctx, const void *data) {
     mpt__extent_join(ctx, at - 1);
 }
 
-/* Idle rows give their memory up. */
+/* Idle rows give memory up. */
 static void mpt__extents_gather(mpt_context *ctx) {
     for (int i = MPT__POOL_FINE; MPT__POOL_HAS_FINE && i < MPT__SIZE_CLASSES; i++)
         for (uint32_t id; (id = ctx->idle[i]) != 0;) {
@@ -318,7 +318,7 @@ static void mpt__extents_gather(mpt_context *ctx) {
         }
 }
 
-/* Whether it is all of its allocation. */
+/* Whether it is a whole allocation. */
 static bool mpt__extent_whole(const mpt_context *ctx, const mpt__extent *extent) {
     return extent->first &&
         (extent + 1 == ctx->extents + ctx->extent_count || extent[1].first);

@@ -159,13 +159,12 @@ and what backward needs. Of that mpt_recompute_begin spares results of norms and
 such as GELU: backward computes them again. mpt_recompute_module(net, parts) spares all but the
 inputs of parts of the net, whose forwards backward runs again, to the same bits; mpt_plan tells
 which number of parts is enough.
-Memory returns to a pool; once each shape has been seen, a training step makes no call to the
-allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
-moment, activation, data, batch, workspace, host), and mpt_plan tells them before a training starts.
-mpt_config.memory_limit makes a limit an error
-like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
-mpt_config.allocator, which is only called by the thread that uses the context, but for what
-mpt_share_module lends.
+Memory returns to a pool; once its shapes have been seen a few times, a training step makes no call
+to the allocator, unless memory is short. mpt_memory counts live bytes and peaks by kind (parameter,
+master, form, gradient, moment, activation, data, batch, workspace, host), and mpt_plan tells them
+before. mpt_config.memory_limit makes a limit an error like any other; mpt_clear_error and a smaller
+batch go on from there. All memory comes from mpt_config.allocator, called only by the thread that
+uses the context, but for what mpt_share_module lends.
 
 ==== MANUAL 4: errors ==========================================================================
 

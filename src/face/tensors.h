@@ -327,7 +327,7 @@ typedef struct mpt_memory_stats {
 MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context); /* zeros for NULL */
 MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what is in use now */
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
-/* Gives idle pool memory back to the allocator. */
+/* Gives the allocator back what is idle as a whole. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
 
 /* What a training will take, before it takes it: `train` is your own code, called in a dry context
