@@ -662,6 +662,94 @@ TEST(other_dtypes_are_recorded_anew) {
     CHECK(repeated(MPT_F16, change_policy) >= 30);
 }
 
+/* Weights written between steps, whose half forms the updates would have left up to date. */
+static void change_weights(const training *t, int step) {
+    mpt_tensor weight = mpt_parameter(t->net, "0.weight"), random;
+    if (step % 10 != 6) return;
+    mpt_scope_begin(t->context);
+    mpt_no_grad_begin(t->context);
+    random = mpt_mul_scalar(mpt_randn(t->context, MPT_F32, mpt_get_shape(weight)), 0.1);
+    mpt_copy_(weight, random);
+    mpt_no_grad_end(t->context);
+    mpt_scope_end(t->context);
+}
+
+TEST(other_weights_have_other_forms) {
+    CHECK_EQ_INT(repeated(MPT_BF16, change_weights), 38);
+    CHECK_EQ_INT(repeated(MPT_F16, change_weights), 38);
+}
+
+/* Launches of the last of 10 steps. */
+static int64_t launches_of(mpt_dtype precision, bool capture) {
+    training t;
+    mpt_batch b;
+    mpt_context *context = make_context(false);
+    int64_t before = 0;
+    make_training(&t, context, precision, 0);
+    mpt_captured captured = mpt_capture(context, counted_step, &t);
+    for (int i = 0; i < 10 && next_batch(t.loader, &b); i++) {
+        before = mpt_get_counters(context).launches;
+        if (capture)
+            mpt_captured_step(captured, b.x, b.y);
+        else
+            counted_step(context, &t, b.x, b.y);
+    }
+    check_ok(context);
+    const int64_t launches = mpt_get_counters(context).launches - before;
+    mpt_destroy(context);
+    return launches;
+}
+
+/* No weight is rounded again that an update has left rounded. */
+TEST(repeated_steps_launch_what_steps_do) {
+    const mpt_dtype precisions[] = {MPT_F32, MPT_BF16, MPT_F16};
+    for (int i = 0; i < 3; i++) /* and copies of both inputs */
+        CHECK_EQ_INT(launches_of(precisions[i], true), launches_of(precisions[i], false) + 2);
+}
+
+static mpt_status picture_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const training *t = (const training *)user;
+    mpt_step_begin(context);
+    mpt_zero_grad(t->optimizer);
+    mpt_backward(mpt_cross_entropy(mpt_flatten(mpt_forward(t->net, x), 1, -1), y, NULL));
+    mpt_step(t->optimizer);
+    return mpt_step_end(context);
+}
+
+/* Pictures lie as they come: otherwise each convolution would move them, and round otherwise. */
+TEST(inputs_lie_as_they_come) {
+    uint64_t hash[2];
+    int64_t launches[2];
+    for (int run = 0; run < 2; run++) {
+        training t;
+        memset(&t, 0, sizeof t);
+        mpt_context *context = make_context(false);
+        mpt_conv_config padded = mpt_conv_config_default();
+        padded.padding[0] = padded.padding[1] = 1;
+        t.net = mpt_sequential(context, mpt_nn_conv2d(context, 8, 16, 3, 3, &padded),
+                               mpt_nn_batch_norm2d(context, 16, NULL), mpt_nn_relu(context),
+                               mpt_nn_conv2d(context, 16, 1, 1, 1, NULL), MPT_END);
+        t.optimizer = mpt_adamw(t.net, NULL);
+        mpt_tensor x =
+            mpt_to_channels_last(mpt_randn(context, MPT_F32, MPT_SHAPE(6, 8, 5, 7)));
+        mpt_tensor y = mpt_zeros(context, MPT_I64, MPT_SHAPE(6));
+        mpt_captured captured = mpt_capture(context, picture_step, &t);
+        for (int i = 0; i < 6; i++) {
+            launches[run] = mpt_get_counters(context).launches;
+            if (run)
+                mpt_captured_step(captured, x, y);
+            else
+                picture_step(context, &t, x, y);
+        }
+        launches[run] = mpt_get_counters(context).launches - launches[run];
+        check_ok(context);
+        hash[run] = mpt_module_hash(t.net);
+        mpt_destroy(context);
+    }
+    CHECK(hash[0] == hash[1]);
+    CHECK_EQ_INT(launches[1], launches[0] + 2);
+}
+
 /* The mean of what a net without an optimizer gives. */
 static mpt_status output_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
     (void)y;
@@ -855,6 +943,8 @@ TEST_TABLE = {
     T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
     T(other_schedules_are_recorded_anew),   T(other_factors_are_recorded_anew),
     T(other_modes_are_recorded_anew),       T(other_dtypes_are_recorded_anew),
+    T(other_weights_have_other_forms),      T(inputs_lie_as_they_come),
+    T(repeated_steps_launch_what_steps_do),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
     T(parameters_elsewhere_are_recorded_anew),
     T(repeated_steps_take_what_one_takes),

@@ -246,15 +246,10 @@ static void mpt__replay_versions(mpt_context *ctx, const mpt__recording *recorde
     }
 }
 
-static void mpt__replay_launch(mpt_context *ctx, const mpt__recording *recorder, int64_t i) {
-    mpt__launch launch = recorder->launches[i];
-    mpt__submit(ctx, &launch);
-}
-
 /* Runs the launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *ctx, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->count && mpt__ok(ctx); i++)
-        mpt__replay_launch(ctx, recorder, i);
+        mpt__submit(ctx, &recorder->launches[i]);
 }
 
 mpt_status mpt_replay(mpt_recording recording) {

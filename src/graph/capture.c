@@ -71,6 +71,7 @@ typedef struct {
     int tries;           /* recordings that could not be repeated */
     mpt__ids ends;       /* what parameters have at its end */
     mpt__ids leaves;     /* other tensors and gradients there */
+    mpt__ids forms;      /* that the step leaves up to date: launch, twice block + which, storage */
     uint64_t patterns;   /* what mpt__patterns_now was there */
     uint64_t modes[2];   /* mpt__modes_now when recording began and there: what it sets itself */
     int64_t updates;     /* of optimizers, before the step under way */
@@ -104,6 +105,7 @@ static void mpt__captured_forget(mpt_context *ctx, mpt__captured *captured) {
     captured->recording = NULL;
     mpt__ids_free(ctx, &captured->ends);
     mpt__ids_free(ctx, &captured->leaves);
+    mpt__ids_free(ctx, &captured->forms);
     captured->otherwise = false;
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
     memset(captured->input, 0, sizeof captured->input);
@@ -164,13 +166,16 @@ static mpt_status mpt__inputs_set(
     return ctx->base.status;
 }
 
-/* Makes the fixed inputs. */
+/* Makes the fixed inputs, which lie as the first ones do. */
 static mpt_status mpt__inputs_make(
     mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given) {
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
         if (!given[i].slot) continue;
         mpt_tensor made = mpt_zeros(ctx, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
         captured->input[i] = mpt_keep(made);
+        const mpt__tensor *first = mpt__live(ctx, given[i]);
+        if (mpt__ok(ctx) && first->shape.rank == 4 && mpt__channels_last(first))
+            mpt__channels_last_strides(mpt__live(ctx, captured->input[i]));
         mpt_release(made);
     }
     return ctx->base.status;
@@ -195,9 +200,14 @@ static uint64_t mpt__gradients_now(const mpt_context *ctx) {
 
 /* The next tensor from slot *i on that has a gradient and is no parameter; 0: none. */
 static uint32_t mpt__next_leaf(mpt_context *ctx, int64_t *i) {
-    while (*i < ctx->tensor_count) {
-        const mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)(*i)++);
-        if (tensor->gradient && !tensor->parameter) return (uint32_t)(*i - 1);
+    for (int64_t at = *i; at < ctx->tensor_count;) {
+        const mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)at);
+        do {
+            at++;
+            if (!tensor->gradient || tensor->parameter) continue;
+            *i = at;
+            return (uint32_t)(at - 1);
+        } while (tensor++, at % MPT__TENSOR_CHUNK);
     }
     return 0;
 }
@@ -259,6 +269,75 @@ static void mpt__gradients_set(mpt_context *ctx, const mpt__ids *ends) {
         ctx->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
         parameter->scaler = ends->id[i + 2];
     }
+}
+
+/* ==== Forms of weights ====
+ *
+ * A recording makes each form anew. Where the step's updates write it with the values, as they
+ * mostly do, repetitions need not, as long as nobody else changes those. */
+
+/* The launch, of a recording, that makes a form before its values change; -1: none does. */
+static int64_t mpt__form_made(
+    const mpt__recording *recording, const mpt__block *block, uint32_t form) {
+    for (int64_t i = 0; i < recording->count; i++) {
+        const mpt__launch *launch = &recording->launches[i];
+        if (launch->kernel == MPT__K_COPY && launch->operand[1].storage == form) return i;
+        for (int k = 0; k < launch->n_operands; k++)
+            if (launch->operand[k].storage == block->values &&
+                launch->operand[k].access != MPT__READ)
+                return -1;
+    }
+    return -1;
+}
+
+/* Notes those forms that are up to date at the end of the step. */
+static bool mpt__forms_note(mpt_context *ctx, mpt__captured *captured) {
+    for (uint32_t i = 0; i < 2 * ctx->block_count; i++) {
+        const mpt__block *block = &ctx->blocks[i / 2];
+        const uint32_t form = block->form[i % 2];
+        int64_t made = -1;
+        if (form && block->form_version[i % 2] == ctx->storages[block->values].version)
+            made = mpt__form_made(captured->recording, block, form);
+        if (made >= 0 &&
+            (!mpt__ids_add(ctx, &captured->forms, (uint32_t)made) ||
+                !mpt__ids_add(ctx, &captured->forms, i) ||
+                !mpt__ids_add(ctx, &captured->forms, form)))
+            return false;
+    }
+    return true;
+}
+
+/* The version of the values that a form was made of, and which they have now; NULL: the block has
+   ended. */
+static uint32_t *mpt__form_version(mpt_context *ctx, const uint32_t *noted, uint32_t *now) {
+    mpt__block *block = &ctx->blocks[noted[1] / 2];
+    *now = ctx->storages[block->values].version;
+    return block->form[noted[1] % 2] == noted[2] ? &block->form_version[noted[1] % 2] : NULL;
+}
+
+/* Whether a launch would make a form that is up to date. */
+static bool mpt__form_stands(mpt_context *ctx, const mpt__ids *forms, int64_t launch) {
+    uint32_t now;
+    for (int64_t i = 0; i < forms->count; i += 3) {
+        const uint32_t *noted = &forms->id[i], *version = mpt__form_version(ctx, noted, &now);
+        if (noted[0] == launch) return version && *version == now;
+    }
+    return false;
+}
+
+/* At the end of a repetition, when all values have a new version. */
+static void mpt__forms_set(mpt_context *ctx, const mpt__ids *forms) {
+    uint32_t now;
+    for (int64_t i = 0; i < forms->count; i += 3) {
+        uint32_t *version = mpt__form_version(ctx, &forms->id[i], &now);
+        if (version) *version = now;
+    }
+}
+
+static void mpt__repeat_launch(mpt_context *ctx, const mpt__captured *captured, int64_t i) {
+    if (captured->recording->launches[i].kernel != MPT__K_COPY ||
+        !mpt__form_stands(ctx, &captured->forms, i))
+        mpt__submit(ctx, &captured->recording->launches[i]);
 }
 
 static void *mpt__work_object(mpt_context *ctx, const uint32_t *work) {
@@ -393,7 +472,8 @@ static bool mpt__capture_try(
     }
     captured->patterns = mpt__patterns_now(ctx, recording);
     captured->modes[1] = mpt__modes_now(ctx);
-    if (!mpt__gradients_note(ctx, captured) || !mpt__replay_memory(ctx, recording, true))
+    if (!mpt__gradients_note(ctx, captured) || !mpt__forms_note(ctx, captured) ||
+        !mpt__replay_memory(ctx, recording, true))
         return false;
     bool repeats = mpt__leaves_repeat(ctx, before, &captured->leaves);
     if (!repeats && ++captured->tries == MPT__CAPTURE_TRIES)
@@ -457,6 +537,7 @@ static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
 static mpt_status mpt__repeat_end(mpt_context *ctx, mpt__captured *captured) {
     mpt__replay_versions(ctx, captured->recording);
     if (!mpt__ok(ctx)) return ctx->base.status;
+    mpt__forms_set(ctx, &captured->forms);
     mpt__tell_watchers(ctx, MPT__REPEAT_ENDED, captured);
     if (ctx->now.updates > captured->updates) ctx->committed = ctx->now;
     mpt__gradients_set(ctx, &captured->ends);
@@ -472,7 +553,8 @@ static mpt_status mpt__capture_repeat(mpt_context *ctx, mpt__captured *captured)
         mpt_status status = backend->graph_run(backend->self, captured->graph);
         if (status != MPT_OK) return mpt__backend_error(ctx, status);
     } else {
-        mpt__replay_launches(ctx, captured->recording);
+        for (int64_t i = 0; i < captured->recording->count && mpt__ok(ctx); i++)
+            mpt__repeat_launch(ctx, captured, i);
     }
     return mpt__repeat_end(ctx, captured);
 }
@@ -494,7 +576,7 @@ static mpt_status mpt__slice_run(mpt_context *ctx, mpt__captured *captured, doub
     double start = clock->now(clock->user);
     ctx->sliced = 0; /* so an error ends it, too */
     while (captured->next < recording->count && mpt__ok(ctx)) {
-        mpt__replay_launch(ctx, recording, captured->next++);
+        mpt__repeat_launch(ctx, captured, captured->next++);
         if (!(clock->now(clock->user) - start < seconds)) break;
     }
     if (!mpt__ok(ctx) || captured->next == recording->count) return mpt__repeat_end(ctx, captured);
