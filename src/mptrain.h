@@ -78,6 +78,11 @@ MPT__BEGIN_KERNELS
 #include "cpu/attention.c"
 #include "cpu/resize.c"
 #include "cpu/fp8.c"
+#ifdef MPTRAIN_COMPILE
+#define MPT__PROGRAMS_HERE
+#include "mptrain_compile.h"
+#undef MPT__PROGRAMS_HERE
+#endif
 #endif
 MPT__END_REGION
 #ifdef MPT__CPU_HERE
@@ -199,6 +204,9 @@ MPT__BEGIN_COLD
 #endif
 #include "context.c"
 MPT__END_REGION
+#ifdef MPTRAIN_COMPILE
+#include "mptrain_compile.h"
+#endif
 #ifdef MPTRAIN_USE_MPI
 #include "mptrain_parallel.h"
 #endif

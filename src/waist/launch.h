@@ -164,7 +164,7 @@ typedef struct mpt__operand {
 #define MPT__KERNELS(K) \
     MPT__CORE_KERNELS(K) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
-    MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K)
+    MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K) MPT__PROGRAM_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
     K(FILL, fill, 0) \
     K(COPY, copy, 0) \
@@ -339,6 +339,16 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
     K(GATE_BITS, gate_bits, 0) \
     K(GATE_OPEN, gate_open, 0)
 #endif
+
+/* PROGRAM   index[1] launches in one, which stand index[0] launches behind it: see
+             cpu/program.c. */
+#ifdef MPTRAIN_COMPILE
+#define MPT__PROGRAM_KERNELS(K) K(PROGRAM, program, 0)
+#else
+#define MPT__PROGRAM_KERNELS(K)
+#endif
+#define MPT__PROGRAM_MEMBERS 8
+
 #define MPT__GATE_GROUP 512
 #define MPT__GATE_WORDS 16
 

@@ -307,6 +307,7 @@ typedef struct mpt__cost_rule {
 #define MPT__COST_fp8_update MPT__EACH(none, 0)
 #define MPT__COST_gate_bits MPT__EACH(1, 0)
 #define MPT__COST_gate_open MPT__EACH(none, 1)
+#define MPT__COST_program MPT__EACH(1, 0)
 #define MPT__COST_recurrent MPT__WHOLE(recurrent)
 #define MPT__COST_recurrent_backward MPT__WHOLE(recurrent)
 static const mpt__cost_rule mpt__cost_rules[] = {
