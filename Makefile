@@ -10,7 +10,7 @@
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h, mptrain_cuda.cu, tools/mptrain_tools.h,
-#                      tools/mptrain_watch.h and tools/mptrain_parallel.h from src/
+#                      tools/mptrain_{watch,compile,parallel}.h from src/
 #   make check-header  fails unless these are what src/ generates
 #   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make house         its wings and rooms, with lines, bytes and arrows
@@ -42,7 +42,7 @@
 #                      sanitizer, for hours; a run that was broken off goes on;  SHARE=100  WRITE=1
 #   make install       headers and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
-# WATCH= builds without tools/mptrain_watch.h.
+# WATCH= builds without tools/mptrain_watch.h and tools/mptrain_compile.h.
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
 # and EXE=.exe run what a cross compiler made; STD and WARN replace the language and warning flags;
 # V=1 shows the commands. MPTRAIN_TEST_SECONDS=N ends a test program that hangs, and names the test.
@@ -85,12 +85,13 @@ MAKEFLAGS += -j$(or $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null) && \
 endif
 
 # The rooms, in the order of the spine, and the wings with what they may use, from src/README.md.
-SPINES := src/mptrain.h src/mptrain_watch.h src/mptrain_parallel.h
+SPINES := src/mptrain.h src/mptrain_watch.h src/mptrain_compile.h src/mptrain_parallel.h
 ROOMS := $(shell sed -n 's/^.include "\(.*\/.*\|context.c\)"$$/src\/\1/p' $(SPINES))
 MPI_INCLUDES := $(shell mpicc -showme:compile 2>/dev/null || \
     mpicc -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
 ALONE := $(if $(MPI_INCLUDES),$(ROOMS),$(filter-out src/parallel/%.c,$(ROOMS)))
 WATCHING := $(shell sed -n 's/^.include "\(.*\/.*\)"$$/\1/p' src/mptrain_watch.h)
+COMPILING := $(shell sed -n 's/^.include "\(.*\/.*\)"$$/\1/p' src/mptrain_compile.h)
 WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)
 wing_uses = $(1) $(shell sed -n 's/^| `$(1)\/` .*| \(.*\) |$$/\1/p' src/README.md)
 EXAMPLES := $(sort $(wildcard examples/*.c))
@@ -155,13 +156,15 @@ test: $(LOGS)
 	@sh tests/run.sh sum $(LOGS)
 
 # What is generated: the spine, the file, and the spine that has rooms of its own beside it.
-generate = $(BUILD)/amalgamate src/mptrain.h $(1)mptrain.h src/mptrain_watch.h src/mptrain_parallel.h && \
+generate = $(BUILD)/amalgamate src/mptrain.h $(1)mptrain.h src/mptrain_watch.h src/mptrain_compile.h \
+    src/mptrain_parallel.h && \
+    $(BUILD)/amalgamate src/mptrain_compile.h $(2)mptrain_compile.h src/mptrain.h && \
     $(BUILD)/amalgamate src/mptrain_watch.h $(2)mptrain_watch.h src/mptrain.h && \
     $(BUILD)/amalgamate src/mptrain_parallel.h $(2)mptrain_parallel.h src/mptrain.h && \
     $(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $(1)mptrain_cuda.cu && \
     $(BUILD)/amalgamate src/tools/mptrain_tools.h $(2)mptrain_tools.h
 GENERATED := mptrain.h mptrain_cuda.cu tools/mptrain_tools.h tools/mptrain_watch.h \
-    tools/mptrain_parallel.h
+    tools/mptrain_compile.h tools/mptrain_parallel.h
 
 amalgamate: $(BUILD)/amalgamate
 	$(call generate,,tools/)
@@ -198,7 +201,7 @@ $(BUILD)/alone/%.log: src/% FORCE
 	@mkdir -p $(@D)
 	@$(CC) $(STD) -fsyntax-only -I$(BUILD)/wings/$(firstword $(subst /, ,$*)) \
 	    -DMPTRAIN_IMPLEMENTATION $(if $(filter context.c,$*),-DMPTRAIN_CPU_SEPARATE) \
-	    $(if $(filter $(WATCHING),$*),-DMPTRAIN_WATCH) \
+	    $(if $(filter $(WATCHING),$*),-DMPTRAIN_WATCH) $(if $(filter $(COMPILING),$*),-DMPTRAIN_COMPILE) \
 	    $(if $(filter parallel/%,$*),-DMPTRAIN_USE_MPI $(MPI_INCLUDES)) -Werror=implicit-function-declaration -x c $< 2>$@ && \
 	    ! grep -q -e 'never defined' -e 'undefined-internal' $@ || \
 	    { echo "$< needs more than its wing may use"; grep -e error: -e defined $@; exit 1; }

@@ -17,13 +17,16 @@
 #elif MPTRAIN_VERSION != 1000
 #error "mptrain.h and mptrain_compile.h are of different versions; copy both from one release"
 #endif
-#include "face/compile.h"
+#include "graph/face.h"
 
 #ifdef MPT__PROGRAMS_HERE
 #include "cpu/program.c"
 #elif defined(MPTRAIN_IMPLEMENTATION) && defined(MPTRAIN_COMPILE) && defined(MPT__IMPLEMENTED)
+#ifndef MPT__MPTRAIN_COMPILE_INCLUDED
+#define MPT__MPTRAIN_COMPILE_INCLUDED
 #ifdef MPTRAIN_NO_GRAPH
 #error "MPTRAIN_COMPILE does not go with MPTRAIN_NO_GRAPH"
 #endif
 #include "graph/compile.c"
+#endif
 #endif

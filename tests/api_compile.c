@@ -182,7 +182,10 @@ static mpt_tensor make_value(uint64_t *state, const mpt_tensor *value, int n) {
         if (mpt_get_shape(a).rank < 2) return mpt_abs(a);
         return mpt_contiguous(mpt_transpose(mpt_contiguous(mpt_transpose(a, 0, 1)), 0, 1));
     case 14: return mpt_gelu(a);
-    default: return mpt_neg(a);
+    default:
+        if (mpt_get_shape(a).rank < 2 || mpt_get_shape(a).dim[0] != mpt_get_shape(a).dim[1])
+            return mpt_neg(a);
+        return mpt_neg(mpt_transpose(a, 0, 1));
     }
 }
 
@@ -214,6 +217,7 @@ static uint64_t run_made_up(uint64_t seed, int way, int64_t *fused) {
     uint64_t hash = 1;
     m.seed = seed;
     m.rows = seed % 5 == 0 ? 90 : 7, m.columns = seed % 5 == 0 ? 61 : 5;
+    if (seed % 3 == 1) m.columns = m.rows; /* what lies across has the same shape */
     const mpt_shape shape = MPT_SHAPE(m.rows, m.columns);
     m.kept[0] = mpt_keep(mpt_randn(context, MPT_F32, shape));
     m.kept[1] = mpt_keep(mpt_cast(mpt_randn(context, MPT_F32, shape), MPT_BF16));

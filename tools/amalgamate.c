@@ -214,7 +214,7 @@ int main(int argc, char **argv) {
     const char *spine_name;
     char *spine;
     int i;
-    if (argc < 3 || argc > 5) fail("usage: amalgamate SPINE OUTPUT [OTHER..]");
+    if (argc < 3 || argc > 6) fail("usage: amalgamate SPINE OUTPUT [OTHER..]");
     spine_name = name_of(argv[1]);
     if (strlen(argv[1]) >= MAX_PATH_LENGTH || strlen(spine_name) >= 64) fail("path too long");
     memcpy(a.folder, argv[1], (size_t)(spine_name - argv[1]));

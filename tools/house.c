@@ -133,13 +133,16 @@ static void add_templates(int r) {
 
 /* A spine with those that it includes in their places. */
 static char *read_spines(const char *name) {
-    static const char *const others[] = {"mptrain_watch.h", "mptrain_parallel.h"};
+    static const char *const others[] = {
+        "mptrain_watch.h", "mptrain_compile.h", "mptrain_parallel.h"};
     size_t bytes, inner_bytes, i;
     char *spine = read_room(name, &bytes);
     for (i = 0; i < sizeof others / sizeof *others; i++) {
-        char line[64], *at, *inner, *all;
+        char line[64], *at, *next, *inner, *all;
         sprintf(line, "#include \"%s\"", others[i]);
         if ((at = strstr(spine, line)) == NULL) continue;
+        for (next = at; (next = strstr(next + 1, line)) != NULL; at = next) /* the last place */
+            memset(at, ' ', strlen(line));
         inner = read_room(others[i], &inner_bytes);
         all = (char *)malloc(bytes + inner_bytes + 1);
         if (!all) exit(2);

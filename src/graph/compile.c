@@ -8,7 +8,7 @@
 #ifndef MPT__GRAPH_COMPILE_INCLUDED
 #define MPT__GRAPH_COMPILE_INCLUDED
 
-#include "face/compile.h"
+#include "graph/face.h"
 #include "graph/capture.c"
 
 typedef struct {
@@ -115,7 +115,8 @@ typedef struct {
 static bool mpt__gathered_fits(
     const mpt__compiler *c, const mpt__gathered *group, const mpt__launch *launch, bool *shares) {
     const mpt__launch *all = c->recorder->launches, *first = &all[group->at[0]];
-    if (mpt__operand_elements(&first->operand[0]) != mpt__operand_elements(&launch->operand[0])) return false;
+    if (mpt__operand_elements(&first->operand[0]) != mpt__operand_elements(&launch->operand[0]))
+        return false;
     for (int m = 0; m < group->count; m++) {
         const mpt__launch *member = &all[group->at[m]];
         for (int i = 0; i < member->n_operands; i++)

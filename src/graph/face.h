@@ -18,8 +18,8 @@ kernels, in the same order, and halves are rounded where they were. So the weigh
 compiled steps are those after a thousand plain ones.
 
 Only the CPU runs such launches; on a GPU a compiled step is a captured one. */
-#ifndef MPT__FACE_COMPILE_INCLUDED
-#define MPT__FACE_COMPILE_INCLUDED
+#ifndef MPT__GRAPH_FACE_INCLUDED
+#define MPT__GRAPH_FACE_INCLUDED
 
 #include "face/training.h"
 
