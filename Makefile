@@ -237,6 +237,9 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 bench-memory: $(BUILD)/bench/bench_memory$(EXE)
 	@$(PYTHON) tools/bench/memory_peer.py --bench $< $(ARGS)
 
+bench-compile: $(BUILD)/bench/bench_compile$(EXE)
+	@$< $(ARGS)
+
 bench-quality: $(BUILD)/bench/bench_quality$(EXE)
 	@$(MAKE) --no-print-directory $(BUILD)/tables_cifar || \
 	    echo "make bench-quality: no stb_image.h, so without CIFAR-10"
@@ -439,7 +442,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
     $(BUILD)/torture/*.d $(BUILD)/web/*.d $(BUILD)/parallel/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test test-export test-parallel amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-quality compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test test-export test-parallel amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-compile bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

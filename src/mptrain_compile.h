@@ -24,9 +24,6 @@
 #elif defined(MPTRAIN_IMPLEMENTATION) && defined(MPTRAIN_COMPILE) && defined(MPT__IMPLEMENTED)
 #ifndef MPT__MPTRAIN_COMPILE_INCLUDED
 #define MPT__MPTRAIN_COMPILE_INCLUDED
-#ifdef MPTRAIN_NO_GRAPH
-#error "MPTRAIN_COMPILE does not go with MPTRAIN_NO_GRAPH"
-#endif
 #include "graph/compile.c"
 #endif
 #endif

@@ -25,7 +25,7 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
-    char other[2][64];   /* spines that are left alone; "" for none */
+    char other[3][64];   /* spines that are left alone; "" for none */
     char entries[4][64]; /* templates that rooms include; the others are included by these */
     int n_entries;
     int in_template;
@@ -170,7 +170,8 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
         char *inner = NULL;
         line_number++;
         if (!in_comment && parse_include(text, length, included, sizeof included) &&
-            strcmp(included, a->other[0]) != 0 && strcmp(included, a->other[1]) != 0) {
+            strcmp(included, a->other[0]) != 0 && strcmp(included, a->other[1]) != 0 &&
+            strcmp(included, a->other[2]) != 0) {
             if (was_seen(a, included) || includes_template(a, included)) {
                 text += length;
                 continue;

@@ -71,6 +71,11 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
 #else
 #define MPT__LINK_NO_FRUGAL without
 #endif
+#ifdef MPTRAIN_COMPILE
+#define MPT__LINK_COMPILE with
+#else
+#define MPT__LINK_COMPILE without
+#endif
 #define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
 #define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
 #define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
@@ -81,7 +86,7 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
     MPT__LINK(X, NO_SIMD) \
     MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
         MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK(X, NO_RECURRENT) \
-            MPT__LINK(X, NO_FRUGAL) \
+            MPT__LINK(X, NO_FRUGAL) MPT__LINK(X, COMPILE) \
             MPT__LINK_VALUES(X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, \
                              MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;

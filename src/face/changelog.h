@@ -22,6 +22,7 @@
     that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
     of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
     few blocks run again as it takes to fit a budget.
+    tools/mptrain_compile.h: compiled steps.
     tools/mptrain_parallel.h: data parallel over MPI, on CPUs.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables

@@ -122,6 +122,7 @@ that differs between them.
                          mpt_hook_forward, mpt_hook_backward, mpt_share_module, MPTRAIN_WATCH
     MPTRAIN_WATCH        with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
                          tools/mptrain_watch.h, which has to be found by the compiler
+    MPTRAIN_COMPILE      with compiled steps: tools/mptrain_compile.h, likewise
     MPTRAIN_USE_MPI      with training by several processes: tools/mptrain_parallel.h, likewise
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)

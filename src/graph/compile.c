@@ -11,6 +11,25 @@
 #include "graph/face.h"
 #include "graph/capture.c"
 
+#ifdef MPTRAIN_NO_GRAPH
+
+MPT__BEGIN_ABSENT
+mpt_captured mpt_compile(mpt_context *ctx, mpt_step_fn fn, void *user) {
+    mpt_captured none;
+    mpt__capture_missing(ctx, "mpt_compile");
+    mpt__zero(none);
+    none.context = ctx;
+    return none;
+}
+
+mpt_status mpt_compile_statistics(mpt_captured step, mpt_compile_stats *stats) {
+    if (stats) mpt__zero(*stats);
+    return mpt__capture_missing(step.context, "mpt_compile_statistics");
+}
+MPT__END_ABSENT
+
+#else
+
 typedef struct {
     mpt__captured captured; /* first: it is one */
     mpt_step_fn fn;
@@ -472,5 +491,7 @@ mpt_status mpt_compile_statistics(mpt_captured step, mpt_compile_stats *stats) {
     *stats = ((const mpt__compiled *)captured)->stats;
     return MPT_OK;
 }
+
+#endif /* MPTRAIN_NO_GRAPH */
 
 #endif

@@ -244,12 +244,12 @@ done
 # differ, the linker says which name there is not.
 two_files() { # two_files NAME COMPILER LANGUAGE FLAGS
     for half in rest cpu; do
-        job "$1-$half" "$(timed $1-$half "$2 $3 $strict $include $4 -c -o $1-$half.o $half.c")"
+        job "$1-$half" "$(timed $1-$half "$2 $3 $strict $tools $4 -c -o $1-$half.o $half.c")"
     done
 }
 mixed='-DMPTRAIN_NO_THREADS -DMPTRAIN_NO_SIMD -DMPTRAIN_NO_AMX -DMPTRAIN_EMULATE_AMX
     -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION -DMPTRAIN_NO_FP8 -DMPTRAIN_NO_RECURRENT
-    -DMPTRAIN_NO_FRUGAL'
+    -DMPTRAIN_NO_FRUGAL -DMPTRAIN_COMPILE'
 mixed=$(echo $mixed)
 for c in $c_compilers; do
     if [ $c = gcc ]; then level=-O2; else level=-O0; fi
@@ -259,7 +259,7 @@ for c in $cxx_compilers; do two_files $c-two $c '-x c++ -std=gnu++17' -O0; done
 two_files without $cc -std=c11 "-O0 $mixed"
 sed 's/define MPTRAIN_VERSION_PATCH /&9/' "$header" >later.h
 job later-cpu "sed 's/mptrain.h/later.h/' cpu.c >later.c &&
-    $cc -std=c11 -O0 $mixed -DMPT__REAL=double -DMPTRAIN_FILE='\"later.h\"' -c -o later-cpu.o \
+    $cc -std=c11 -O0 $tools $mixed -DMPT__REAL=double -DMPTRAIN_FILE='\"later.h\"' -c -o later-cpu.o \
         later.c"
 for wrong in '-DMPTRAIN_CPU_SEPARATE -DMPTRAIN_STATIC implementation.c' \
     '-DMPTRAIN_STATIC cpu.c' '-DMPTRAIN_CPU_IMPLEMENTATION implementation.c'; do
@@ -296,11 +296,13 @@ END
 job watch "$quick -std=c11 -O0 $strict $tools -DMPTRAIN_NO_SIMD -DMPTRAIN_WATCH -c -o watch.o \
     implementation.c && $cc $include watched.c watch.o $link -o watched && ./watched | grep -qx ''"
 for c in $c_compilers; do
-    job "$c-watch" "$c -std=c11 -O2 $strict $tools -DMPTRAIN_WATCH -fsyntax-only implementation.c"
+    job "$c-watch" "$c -std=c11 -O2 $strict $tools -DMPTRAIN_WATCH -DMPTRAIN_COMPILE -fsyntax-only \
+        implementation.c"
 done
 for c in $cxx_compilers; do
     job "$c-watch" \
-        "$c -x c++ -std=c++17 $strict $tools -DMPTRAIN_WATCH -fsyntax-only implementation.c"
+        "$c -x c++ -std=c++17 $strict $tools -DMPTRAIN_WATCH -DMPTRAIN_COMPILE -fsyntax-only \
+            implementation.c"
 done
 add_option_job scalar -DMPTRAIN_NO_SIMD
 for option in $options; do
