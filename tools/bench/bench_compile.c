@@ -20,7 +20,7 @@ static double time_steps(mpt_captured step, const model *m, long repeat) {
 }
 
 /* One row; returns compiled / captured by speed. */
-static double measure_model(const char *name, const char *precision, int threads, double seconds) {
+static double measure_model(const char *name, const char *dtype, int threads, double seconds) {
     static double taken[2][ROUNDS], ratio[ROUNDS];
     mpt_config config = mpt_config_default();
     config.threads = threads;
@@ -28,7 +28,7 @@ static double measure_model(const char *name, const char *precision, int threads
     model *m[2];
     mpt_captured step[2];
     for (int i = 0; i < 2; i++) {
-        m[i] = model_new(find_kind(name), precision, last, &config);
+        m[i] = model_new(find_kind(name), dtype, last, &config);
         if (!m[i]) return 0;
         step[i] = i ? mpt_compile(m[i]->context, captured_fn, m[i]) : m[i]->captured;
         time_steps(step[i], m[i], 4);
@@ -48,7 +48,7 @@ static double measure_model(const char *name, const char *precision, int threads
     mpt_compile_stats s;
     mpt_compile_statistics(step[1], &s);
     const double middle = measure_median(ratio, rounds);
-    printf("%-8s %s %11.1f us captured, x %.3f compiled; launches %lld -> %lld, ", name, precision,
+    printf("%-8s %s %11.1f us captured, x %.3f compiled; launches %lld -> %lld, ", name, dtype,
            1e6 * measure_median(taken[0], rounds), middle, (long long)s.launches[0],
            (long long)s.launches[1]);
     printf("%lld in %lld programs, %.1f -> %.1f MB, compiled in %.2f ms (%d rounds)%s%s\n",
