@@ -135,13 +135,44 @@ static int is_guard(const char *name, const char *line, size_t length) {
     return length > n && memcmp(line + length - n, ending, n) == 0;
 }
 
-/* Four spaces at the beginning are a tab there, which makes the file smaller by 6 %. */
-static void write_line(amalgamation *a, const char *line, size_t length) {
-    size_t spaces = strspn(line, " "), i;
-    for (i = 0; i < spaces / 4; i++) fputc('\t', a->out);
-    if (length > 1 || !a->after_empty_line)
-        fwrite(line + spaces / 4 * 4, 1, length - spaces / 4 * 4, a->out);
+/* Whether a comment begins here that ends with the line, or behind it. */
+static int comment_to_end(const char *at, const char *line_end) {
+    const char *close;
+    if (strncmp(at, "/*", 2) != 0) return 0;
+    close = strstr(at + 2, "*/");
+    return !close || close + 3 >= line_end;
+}
+
+/* Four spaces at the beginning are a tab there. What stands before a comment behind code, and two
+   or more spaces in one, are tabs up to a column that four divides, which lines have in common as
+   they had another. All that makes the file smaller by 6 %. */
+static void write_line(amalgamation *a, const char *line, size_t length, int in_comment) {
+    size_t i = strspn(line, " "), column;
+    char quote = 0;
+    if (length == 1 && a->after_empty_line) return;
     a->after_empty_line = length == 1;
+    for (column = 4; column <= i; column += 4) fputc('\t', a->out);
+    fprintf(a->out, "%.*s", (int)(i % 4), "   ");
+    while (i < length) {
+        size_t run = strspn(line + i, " ");
+        char c = line[i];
+        if ((run > 1 && in_comment) ||
+            (run > 0 && !in_comment && !quote && comment_to_end(line + i + run, line + length))) {
+            for (column = i; column < i + run; column = column / 4 * 4 + 4) fputc('\t', a->out);
+            i += run;
+            continue;
+        }
+        if (in_comment && i > 0 && c == '/' && line[i - 1] == '*')
+            in_comment = 0;
+        else if (!in_comment && !quote && c == '/' && line[i + 1] == '*')
+            in_comment = 1;
+        else if (!in_comment && quote && c == '\\')
+            fputc(line[i++], a->out), c = line[i];
+        else if (!in_comment && (c == quote || (!quote && (c == '"' || c == '\''))))
+            quote = (char)(quote ? 0 : c);
+        fputc(c, a->out);
+        i++;
+    }
 }
 
 /* Whether this line of a room includes a template; the file then includes itself. */
@@ -186,8 +217,8 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
             expand(a, included, inner, depth + 1);
             free(inner);
         } else if (in_comment || !is_guard(name, text, length)) {
+            write_line(a, text, length, in_comment);
             in_comment = ends_in_comment(text, length, in_comment);
-            write_line(a, text, length);
         }
         text += length;
     }

@@ -51,18 +51,15 @@ static void fail(const char *format, ...) {
     exit(1);
 }
 
-/* The file with four spaces for each tab that it is indented by, as src/ has it. */
+/* The file with spaces up to the next column of four for each tab, as src/ has it. */
 static char *read_text(const char *path) {
-    size_t size, i, length = 0;
-    int beginning = 1;
+    size_t size, i, length = 0, line = 0;
     char *text = read_file(path, &size), *wide = text ? (char *)malloc(4 * size + 1) : NULL;
     if (!wide) fail("cannot read %s", path);
     for (i = 0; i < size; i++) {
-        beginning = i == 0 || text[i - 1] == '\n' || (beginning && text[i] == '\t');
-        if (beginning && text[i] == '\t')
-            memcpy(wide + length, "    ", 4), length += 4;
-        else
-            wide[length++] = text[i];
+        wide[length++] = text[i] == '\t' ? ' ' : text[i];
+        while (text[i] == '\t' && (length - line) % 4 != 0) wide[length++] = ' ';
+        if (text[i] == '\n') line = length;
     }
     wide[length] = '\0';
     free(text);

@@ -18,7 +18,7 @@ static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
     return mpt__absent(ctx, call, "what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
-static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {}
+static void mpt__anomaly_stop(MPT__HEARS) {}
 static void mpt__anomaly_free(mpt_context *ctx) {}
 
 mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
@@ -81,7 +81,7 @@ static double mpt__element(
 
 /* ==== While a step runs ==== */
 
-static void mpt__anomaly_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_launch(MPT__HEARS) {
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     if (launch->phase > MPT__BACKWARD) return;
@@ -105,7 +105,7 @@ static void mpt__anomaly_launch(mpt_context *ctx, void *user, const void *what) 
 }
 
 /* Ends the recording of a step, if it is this mode's. */
-static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_stop(MPT__HEARS) {
     (void)user, (void)what;
     if (!ctx->recorder || !ctx->recorder->own) return;
     const mpt__recording *recorder = mpt__recorder_stop(ctx);
@@ -114,7 +114,7 @@ static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
 }
 
 /* At the start of a step. One that the user records, or captures, is not looked at. */
-static void mpt__anomaly_start(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_start(MPT__HEARS) {
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     (void)what;
     anomaly->count = 0;
@@ -277,7 +277,7 @@ static void mpt__anomaly_replay(mpt_context *ctx) {
     mpt__host_free(ctx, shadows, bytes);
 }
 
-static void mpt__anomaly_loss(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_loss(MPT__HEARS) {
     const mpt__tensor *loss = (const mpt__tensor *)what;
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
     mpt__reads(launch, 0, loss);
@@ -303,7 +303,7 @@ static bool mpt__gradients_failed(mpt_context *ctx) {
     return false;
 }
 
-static void mpt__anomaly_look(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_look(MPT__HEARS) {
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     (void)what;
     if (!ctx->recorder || !ctx->recorder->own || ctx->recorder->failed || anomaly->count == 0 ||

@@ -407,7 +407,8 @@ typedef enum {
     MPT__USER_OP_BEGAN    /* a user's op is about to run (mpt__frame); the same */
 } mpt__event;
 
-typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
+#define MPT__HEARS mpt_context *ctx, void *user, const void *what
+typedef void (*mpt__hear)(MPT__HEARS);
 typedef struct {
     mpt__hear hear; /* NULL: free */
     void *user;

@@ -26,7 +26,7 @@ static const char *const mpt__kernel_names[] = {
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
-static void mpt__print_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__print_launch(MPT__HEARS) {
     const mpt__launch *launch = (const mpt__launch *)what;
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
@@ -107,7 +107,7 @@ static void mpt__trace_operand(
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
-static void mpt__trace_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__trace_launch(MPT__HEARS) {
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__tracer *tracer = (mpt__tracer *)user;
     if (launch->phase == MPT__OTHER) return;

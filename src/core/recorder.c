@@ -76,7 +76,7 @@ static void mpt__recorder_hold(
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
-static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__record_launch(MPT__HEARS) {
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__recording *recorder = (mpt__recording *)user;
     if (ctx->unrecorded) return;

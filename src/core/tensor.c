@@ -587,6 +587,20 @@ static void *mpt__object_slot(mpt_context *ctx, mpt__object_kind kind, uint32_t 
     return ctx->objects[kind].rows[slot].object;
 }
 
+/* The object behind row *i; NULL: that was the last one. */
+static MPT__UNUSED void *mpt__object_next(
+    const mpt_context *ctx, mpt__object_kind kind, int64_t *i) {
+    const mpt__object_table *table = &ctx->objects[kind];
+    while (++*i < table->count)
+        if (table->rows[*i].object) return table->rows[*i].object;
+    return NULL;
+}
+
+/* Each object of a kind: `one`, of type T, in row one##_at. */
+#define MPT__EACH_OBJECT(T, one, ctx, kind) \
+    T *one; \
+    for (int64_t one##_at = 0; (one = (T *)mpt__object_next(ctx, kind, &one##_at)) != NULL;)
+
 static MPT__COLD void *mpt__object_missing(
     mpt_context *ctx, mpt__object_kind kind, const mpt_context *owner, uint32_t slot) {
     mpt__error(ctx, HANDLE, "the %s %s", mpt__object_names[kind],

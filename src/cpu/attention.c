@@ -40,7 +40,7 @@ static void mpt__cpu_embedding_each(
         mpt__rows_each(&rows, rows.adds, mpt__ref_line);
 }
 
-static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_embedding_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_embedding_work, w);
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
     const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
@@ -60,7 +60,7 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 }
 
 /* Some columns of the whole table: an element adds up in the order of the ids. */
-static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_embedding_back_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_embedding_work, w);
     const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
@@ -155,7 +155,7 @@ static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3
     }
 }
 
-static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_rope_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_rope_work, w);
     const mpt__launch *launch = w->call->launch;
     const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
@@ -804,7 +804,7 @@ static void mpt__attention_forward_sum(
     }
 }
 
-static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_forward_chunk(MPT__CHUNK_TAKES) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
@@ -836,7 +836,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
  * score is p (g - delta). */
 
 /* delta = dout out of the own queries. */
-static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_delta_chunk(MPT__CHUNK_TAKES) {
     const mpt__attention *w = (const mpt__attention *)work;
     const mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     mpt__real delta[MPT__ATTENTION_MOST], *product = t.turned[1];
@@ -929,7 +929,7 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
 }
 
 /* A block of keys, or of queries for dq alone, or all of both for a key head. */
-static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_back_chunk(MPT__CHUNK_TAKES) {
     const mpt__attention *w = (const mpt__attention *)work;
     const int64_t heads = w->dkv ? w->group : 1;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);

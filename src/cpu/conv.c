@@ -511,7 +511,7 @@ static void mpt__depth_weights(
     }
 }
 
-static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__depth_chunk(MPT__CHUNK_TAKES) {
     const mpt__depthwise *w = (const mpt__depthwise *)work;
     const mpt__conv_lines *l = &w->lines;
     const bool weights = w->conv.launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;

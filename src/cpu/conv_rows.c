@@ -300,7 +300,7 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
     }
 }
 
-static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_row_chunk(MPT__CHUNK_TAKES) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__conv_lines *l = &r->lines;
     const int64_t end = mpt__smaller_of((chunk + 1) * l->chunk, l->lines);
@@ -416,7 +416,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
 }
 
 /* Some columns of all pixels of some images. */
-static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_across_chunk(MPT__CHUNK_TAKES) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__gemm_image *x = r->lines.x;
     mpt__gemm g = *r->g;
@@ -456,7 +456,7 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
 }
 
 /* The gradient of a tap for some channels of x. */
-static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_tap_chunk(MPT__CHUNK_TAKES) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__gemm_image *x = r->lines.x;
     const mpt__gemm *g = r->g;
@@ -564,7 +564,7 @@ static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
     memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
 
-static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_chunk(MPT__CHUNK_TAKES) {
     mpt__conv_work *w = (mpt__conv_work *)work;
     mpt__conv_product p;
     mpt__gemm g;

@@ -79,8 +79,10 @@ typedef void (*mpt__binary_fn)(
 typedef struct mpt__cpu_update mpt__cpu_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. Where `half` is
    given, the weights go there as well, in w->param.dtype. */
-typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-    mpt__real *const *m, void *half, int64_t n);
+#define MPT__BLOCK_TAKES \
+    const mpt__cpu_update *w, mpt__real *p, const mpt__real *g, mpt__real *const *m, void *half, \
+        int64_t n
+typedef void (*mpt__update_fn)(MPT__BLOCK_TAKES);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
    - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
@@ -595,8 +597,9 @@ static mpt__real mpt__cpu_sum_total(mpt__cpu_sum *sum) {
 /* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
    the first is number `first`; it moves the cursors of all operands on. */
 typedef struct mpt__cpu_map mpt__cpu_map;
-typedef void (*mpt__cpu_body)(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n);
+#define MPT__MAP_TAKES \
+    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n
+typedef void (*mpt__cpu_body)(MPT__MAP_TAKES);
 struct mpt__cpu_map {
     const mpt__cpu_call *call;
     mpt__cpu_body body, other_body;
@@ -611,7 +614,7 @@ struct mpt__cpu_map {
     mpt__cpu_walk walk[3];
 };
 
-static void mpt__cpu_map_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_map_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_map *map = (const mpt__cpu_map *)work;
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__cpu_min(begin + MPT__CHUNK, map->walk[0].loop.count);
@@ -648,8 +651,7 @@ static void mpt__cpu_advance_all(const mpt__cpu_map *map, mpt__cpu_cursor *at, i
     for (int k = 0; k < map->operands; k++) mpt__cpu_advance(&at[k], &map->walk[k].loop, n);
 }
 
-static void mpt__cpu_fill_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_fill_body(MPT__MAP_TAKES) {
     const mpt__cpu_walk *to = &map->walk[0];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__cpu_inner(&to->loop);
     (void)first;
@@ -673,8 +675,7 @@ static void mpt__cpu_fill(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 1, 0.5);
 }
 
-static void mpt__cpu_copy_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_body(MPT__MAP_TAKES) {
     mpt__real block[MPT__BLOCK];
     mpt__real *place = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
@@ -711,20 +712,17 @@ static void mpt__cpu_copy_wide(
         mpt__cpu_advance_all(map, at, m);
     }
 }
-static void mpt__cpu_copy_f64_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_f64_body(MPT__MAP_TAKES) {
     (void)first;
     mpt__cpu_copy_wide(map, at, n, false);
 }
-static void mpt__cpu_copy_i64_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_i64_body(MPT__MAP_TAKES) {
     (void)first;
     mpt__cpu_copy_wide(map, at, n, true);
 }
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
-static void mpt__cpu_copy_bytes_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_bytes_body(MPT__MAP_TAKES) {
     const mpt__cpu_walk *from = &map->walk[0], *to = &map->walk[1];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes;
     bool dense = mpt__cpu_inner(&from->loop) == 1 && mpt__cpu_inner(&to->loop) == 1;
@@ -764,7 +762,7 @@ static void mpt__cpu_transpose_tile(
     }
 }
 
-static void mpt__cpu_transpose_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_transpose_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
     int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
@@ -882,8 +880,7 @@ MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
 MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
 #undef MPT__V
 
-static void mpt__cpu_unary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                int64_t n) {
+static void mpt__cpu_unary_body(MPT__MAP_TAKES) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
@@ -907,8 +904,7 @@ static void mpt__cpu_unary_each(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
-static void mpt__cpu_binary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                 int64_t n) {
+static void mpt__cpu_binary_body(MPT__MAP_TAKES) {
     mpt__real in[2][MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__cpu_place(&map->walk[2], &at[2], block, n);
     const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in[0], n);
@@ -924,8 +920,7 @@ static bool mpt__cpu_compare_i64(int function, int64_t a, int64_t b) {
 }
 
 /* Comparison of two integer operands. */
-static void mpt__cpu_compare_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                      int64_t n) {
+static void mpt__cpu_compare_i64_body(MPT__MAP_TAKES) {
     int64_t x[2][MPT__BLOCK];
     mpt__real result[MPT__BLOCK];
     const int function = map->call->launch->function;
@@ -966,8 +961,7 @@ static void mpt__cpu_binary_each(const mpt__cpu_call *call) {
 
 /* ==== Random numbers ==== */
 
-static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                 int64_t n) {
+static void mpt__cpu_random_body(MPT__MAP_TAKES) {
     const mpt__launch *launch = map->call->launch;
     float a = (float)launch->imm[0], b = (float)launch->imm[1], drawn[MPT__BLOCK];
     mpt__real x[MPT__BLOCK];
@@ -987,8 +981,7 @@ static void mpt__cpu_random(const mpt__cpu_call *call) {
     mpt__cpu_map_run(&map, call, 1, 30.0);
 }
 
-static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                                  int64_t n) {
+static void mpt__cpu_dropout_body(MPT__MAP_TAKES) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
     mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in, n);
@@ -996,8 +989,7 @@ static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, 
     mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__cpu_zero_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-                               int64_t n) {
+static void mpt__cpu_zero_body(MPT__MAP_TAKES) {
     mpt__real zero[MPT__BLOCK] = {0};
     (void)first;
     mpt__cpu_give(&map->walk[1], &at[1], zero, n);

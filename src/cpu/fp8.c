@@ -33,7 +33,7 @@ static float mpt__cpu_fp8_codes(
     return most;
 }
 
-static void mpt__cpu_fp8_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_fp8_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_fp8_work *w = (const mpt__cpu_fp8_work *)work;
     int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
     mpt__real block[2][MPT__BLOCK];

@@ -238,7 +238,7 @@ static void mpt__gemm_pack(
     if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_pack_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__gemm_pass, p);
     int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
     bool b = panel >= p->a_shared;
@@ -393,7 +393,7 @@ static void mpt__gemm_look_ahead(
 }
 
 /* The bracket of thread 0, the caller, stands around the whole product. */
-static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_compute_chunk(MPT__CHUNK_TAKES) {
     const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
     const mpt__gemm_level *level = p->g->level;
     const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->by_rows;
@@ -599,7 +599,7 @@ static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64
     }
 }
 
-static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_direct_chunk(MPT__CHUNK_TAKES) {
     const mpt__gemm_direct *d = (const mpt__gemm_direct *)work;
     const mpt__gemm *g = d->g;
     float *copy = d->copies + thread * d->copy_floats, tile[MPT__GEMM_MAX_TILE];
@@ -798,7 +798,7 @@ typedef struct {
     mpt__gemm_watch *watch;
 } mpt__gemm_batch;
 
-static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_batch_chunk(MPT__CHUNK_TAKES) {
     const mpt__gemm_batch *batch = (const mpt__gemm_batch *)work;
     mpt__gemm g = *batch->g;
     for (int i = g.batch_rank - 1; i >= 0; i--) {

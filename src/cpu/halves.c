@@ -28,7 +28,7 @@
 
 /* ==== Results beyond the caches ==== */
 
-static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_stream_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_call, call);
     const mpt__launch *launch = call->launch;
     const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
@@ -94,7 +94,7 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
 }
 
 /* MPT__BLOCK elements of the table. */
-static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_lookup_make(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_map, map);
     mpt__cpu_view in = mpt__cpu_view_of(map->call, 0), out = mpt__cpu_view_of(map->call, 1);
     mpt__real x[MPT__BLOCK], one[MPT__BLOCK], y[MPT__BLOCK];
@@ -113,7 +113,7 @@ static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
 }
 
 /* Where bf16 comes of bf16, both dense, the table has bf16, too. */
-static void mpt__cpu_find_halves(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_find_halves(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_map, map);
     const mpt__cpu_call *call = map->call;
     const uint16_t *table = (const uint16_t *)(const void *)map->table;
@@ -142,8 +142,7 @@ static void mpt__cpu_find(
     for (; i < n; i++) to[i] = table[half[i * step]];
 }
 
-static void mpt__cpu_lookup_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_lookup_body(MPT__MAP_TAKES) {
     const mpt__cpu_walk *from = &map->walk[0];
     const int64_t step = mpt__cpu_inner(&from->loop);
     const int last = map->operands - 1;
@@ -192,8 +191,7 @@ static void mpt__cpu_unary(const mpt__cpu_call *call) {
 
 /* ==== ReLU's backward ==== */
 
-static void mpt__cpu_gate_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_gate_body(MPT__MAP_TAKES) {
     int16_t *p[3];
     for (int k = 0; k < 3; k++) {
         const mpt__cpu_walk *w = &map->walk[k];

@@ -100,7 +100,7 @@ static void mpt__cpu_loss_row(
     w->row_weight[row] = weight;
 }
 
-static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_loss_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_loss_work, w);
     int64_t rows = mpt__cpu_chunk_rows(w->classes), row = chunk * rows;
     int64_t end = mpt__cpu_min(row + rows, w->rows);
@@ -261,7 +261,7 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
     }
 }
 
-static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_loss_backward_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_loss_work, w);
     int64_t step = mpt__cpu_chunk_rows(w->classes), end = mpt__cpu_min((chunk + 1) * step, w->rows);
     mpt__cpu_loss_rows rows;
@@ -393,7 +393,7 @@ typedef struct {
     mpt__real *partial; /* sums of the chunks */
 } mpt__cpu_pair_work;
 
-static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_pair_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_pair_work, w);
     const mpt__launch *launch = w->call->launch;
     const mpt__routines *routines = w->call->routines;

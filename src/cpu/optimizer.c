@@ -59,7 +59,7 @@ static double mpt__cpu_join_norms(double a, double b, mpt__norm kind) {
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
-static void mpt__cpu_norm_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_norm_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
     const mpt__routines *routines = w->gradients.routines;
     int64_t begin = chunk * MPT__CHUNK;
@@ -130,7 +130,7 @@ static void mpt__cpu_grad_norm(const mpt__cpu_call *call) {
     mpt__cpu_norm_finish(call, (double *)call->workspace, chunks);
 }
 
-static void mpt__cpu_grad_scale_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_grad_scale_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
     const mpt__unary_fn *unary = w->gradients.routines->unary;
     int64_t begin = chunk * MPT__CHUNK;
@@ -284,7 +284,7 @@ static void mpt__cpu_put_moment(
 }
 #endif
 
-static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_update_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_update *w = (const mpt__cpu_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
@@ -402,7 +402,7 @@ typedef struct mpt__cpu_average_work {
     mpt__real weight; /* of the new value; 1: it is copied */
 } mpt__cpu_average_work;
 
-static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_average_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_average_work *w = (const mpt__cpu_average_work *)work;
     const mpt__routines *routines = w->average.routines;
     int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;

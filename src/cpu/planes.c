@@ -136,7 +136,7 @@ static mpt__planes mpt__planes_task(
     return p;
 }
 
-static void mpt__planes_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__planes_chunk(MPT__CHUNK_TAKES) {
     const mpt__planes_work *w = (const mpt__planes_work *)work;
     const int64_t groups = w->conv.groups, group = chunk % groups;
     mpt__planes p = mpt__planes_task(w, chunk / groups, group, thread);

@@ -92,7 +92,7 @@ static void mpt__cpu_resize_line(
     }
 }
 
-static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_resize_rows(MPT__CHUNK_TAKES) {
     const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
     const int64_t n = w->image.columns * w->run, plane = chunk / w->chunks;
     mpt__real *source = w->scratch + thread * w->room, *line[2], block[MPT__BLOCK];
@@ -146,7 +146,7 @@ static void mpt__cpu_resize_add(
 }
 
 /* Elements get their shares in the order of the results. */
-static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_resize_rows_backward(MPT__CHUNK_TAKES) {
     const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
     const int64_t n = w->from.columns * w->run, n_after = w->image.columns * w->run;
     const int64_t plane = chunk / w->chunks, begin = chunk % w->chunks * MPT__RESIZE_ROWS;

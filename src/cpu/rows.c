@@ -243,7 +243,7 @@ static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real
         mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
 }
 
-static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_squares_chunk(MPT__CHUNK_TAKES) {
     MPT__TASK(mpt__cpu_reduce_work, w);
     const mpt__launch *launch = w->launch;
     const mpt__routines *routines = w->in.view.routines;
@@ -308,7 +308,7 @@ struct mpt__cpu_axis_work {
     void (*line)(MPT__LINE_TAKES);
 };
 
-static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_axis_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_axis_work *w = (const mpt__cpu_axis_work *)work;
     int64_t rows = mpt__cpu_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
     int64_t left = mpt__cpu_min(rows, w->walk[0].loop.count - begin);
@@ -545,8 +545,7 @@ static void mpt__cpu_scatter_add(const mpt__cpu_call *call) {
     mpt__cpu_axis_run(&w, call, 3, 1, axis, 5.0);
 }
 
-static void mpt__cpu_triangle_body(
-    const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_triangle_body(MPT__MAP_TAKES) {
     const mpt__launch *launch = map->call->launch;
     const mpt__operand *o = &launch->operand[0];
     const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];

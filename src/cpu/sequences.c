@@ -204,7 +204,7 @@ static void mpt__sequences_backward(
     }
 }
 
-static void mpt__sequences_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__sequences_chunk(MPT__CHUNK_TAKES) {
     const mpt__cpu_sequences *s = (const mpt__cpu_sequences *)work;
     const int64_t row = chunk * s->chunk, rows = mpt__smaller_of(s->chunk, s->batch - row);
     if (s->level->bracket) s->level->bracket(true);

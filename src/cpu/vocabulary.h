@@ -197,6 +197,11 @@
 #define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
+#define v_t MPT__V(t)
+#define v_table MPT__V(table)
 #define v_pick MPT__V(pick)
+#define v_imax MPT__V(imax)
+#define v_iadd_if MPT__V(iadd_if)
+#define v_some MPT__V(some)
 
 #endif

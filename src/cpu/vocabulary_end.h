@@ -127,6 +127,11 @@
 #undef v_dot2
 #undef v_word
 #undef v_store_pair
+#undef v_t
+#undef v_table
 #undef v_pick
+#undef v_imax
+#undef v_iadd_if
+#undef v_some
 
 #endif

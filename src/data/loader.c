@@ -136,7 +136,7 @@ typedef struct {
     void *x, *y;
 } mpt__batch_work;
 
-static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__batch_chunk(MPT__CHUNK_TAKES) {
     const mpt__batch_work *w = (const mpt__batch_work *)work;
     const mpt__loader *loader = w->loader;
     char error[MPT__SAMPLE_ERROR];

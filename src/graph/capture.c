@@ -349,13 +349,11 @@ static void *mpt__work_object(mpt_context *ctx, const uint32_t *work) {
 
 /* A number for what is in training, what has a dtype of its own and what is frozen. */
 static uint64_t mpt__modes_now(const mpt_context *ctx) {
-    const mpt__object_table *modules = &ctx->objects[MPT__MODULE];
     uint64_t hash = 0;
-    for (int64_t i = 1; i < modules->count; i++) {
-        const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-        if (module && (!mpt__in_training(module) || module->policy || mpt__hooks_of(module)))
+    MPT__EACH_OBJECT(const mpt__module, module, ctx, MPT__MODULE) {
+        if (!mpt__in_training(module) || module->policy || mpt__hooks_of(module))
             hash = mpt__hash_u64(hash,
-                (uint64_t)i << 10 | (uint64_t)module->policy << 2 |
+                (uint64_t)module_at << 10 | (uint64_t)module->policy << 2 |
                     (mpt__hooks_of(module) ? 2 : 0) | (mpt__in_training(module) ? 0 : 1));
     }
     for (int64_t i = 0; i < ctx->parameter_count; i++) {

@@ -13,7 +13,8 @@
 
 /* One chunk of work: `thread` is 0 for the caller, else the pool thread's number. Must not touch
    the base (no errors, no log, no memory). */
-typedef void (*mpt__chunk_fn)(void *work, int64_t chunk, int thread);
+#define MPT__CHUNK_TAKES void *work, int64_t chunk, int thread
+typedef void (*mpt__chunk_fn)(MPT__CHUNK_TAKES);
 
 typedef struct mpt__pool mpt__pool;
 

@@ -113,10 +113,8 @@ static int mpt__trace_uses(
 
 /* The batch norm layer that made a call; NULL: it was none. */
 static mpt__module *mpt__trace_norm(mpt_context *ctx, const mpt__record *call) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
+    MPT__EACH_OBJECT(mpt__module, module, ctx, MPT__MODULE) {
+        if (module->frozen && module->path == call->path && mpt__is_batch_norm(module))
             return module;
     }
     return NULL;

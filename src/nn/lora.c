@@ -108,11 +108,9 @@ static bool mpt__lora_free(
 
 /* Whether the layer's weight is tied to another place, or another one to it. */
 static bool mpt__weight_tied(const mpt_context *ctx, const mpt__module *module) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     if (module->parameters[0].owner) return true;
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && k < other->parameter_count; k++)
+    MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+        for (int64_t k = 0; k < other->parameter_count; k++)
             if (other->parameters[k].owner == module->id.slot && !other->parameters[k].owner_row)
                 return true;
     }

@@ -41,10 +41,8 @@ static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
 
 /* A tied row of a module that lives on takes over what a module that ends owns. */
 static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && k < other->parameter_count; k++) {
+    MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+        for (int64_t k = 0; k < other->parameter_count; k++) {
             mpt__module_parameter *row = &other->parameters[k];
             if (row->owner != module->id.slot) continue;
             mpt__module_parameter *from = &module->parameters[row->owner_row];
@@ -90,10 +88,8 @@ static void mpt__module_free(mpt_context *ctx, void *object) {
 /* Slot of another module that holds `child`; 0 if there is none. */
 static uint32_t mpt__other_parent(
     mpt_context *ctx, const mpt__module *parent, const mpt__module *child) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
+    MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+        for (int64_t k = 0; other != parent && k < other->child_count; k++)
             if (other->children[k].slot == child->id.slot) return other->id.slot;
     }
     return 0;
@@ -743,10 +739,8 @@ static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
 
 /* For mpt_clear_error: takes back dropout calls since the last completed optimizer step. */
 static void mpt__draws_forget(mpt_context *ctx) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->updates == ctx->committed.updates) module->draws = module->committed;
+    MPT__EACH_OBJECT(mpt__module, module, ctx, MPT__MODULE) {
+        if (module->updates == ctx->committed.updates) module->draws = module->committed;
     }
 }
 

@@ -28,7 +28,7 @@ static int64_t mpt__running_channels(const mpt__running *running) {
    is not pending: without commit all is forgotten. */
 static void mpt__running_settle(mpt_context *ctx, bool commit);
 
-static void mpt__running_settles(mpt_context *ctx, void *user, const void *what) {
+static void mpt__running_settles(MPT__HEARS) {
     (void)user, (void)what;
     mpt__running_settle(ctx, true);
 }
@@ -41,7 +41,7 @@ static void mpt__running_wait(mpt_context *ctx, mpt__running *running) {
 }
 
 /* Statistics of a batch on their way into those of a module. */
-static void mpt__running_update(mpt_context *ctx, void *user, const void *what) {
+static void mpt__running_update(MPT__HEARS) {
     const mpt__batch_statistics *batch = (const mpt__batch_statistics *)what;
     mpt__running *running = mpt__module_slot(ctx, batch->module)->running;
     (void)user;
@@ -68,11 +68,9 @@ static void mpt__statistics_settle(mpt_context *ctx, mpt__running *running, bool
 }
 
 static void mpt__running_settle(mpt_context *ctx, bool commit) {
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     mpt__listen_no_more(ctx, MPT__STEP_SETTLES, mpt__running_settles);
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *module = (const mpt__module *)table->rows[i].object;
-        mpt__running *running = module ? module->running : NULL;
+    MPT__EACH_OBJECT(const mpt__module, module, ctx, MPT__MODULE) {
+        mpt__running *running = module->running;
         if (!running || (commit && !running->pending)) continue;
         running->pending = false;
         if (running->settle) running->settle(ctx, running, commit);

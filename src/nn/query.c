@@ -602,10 +602,8 @@ mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
     if (!same)
         return mpt__error(ctx, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
             &row->shape, source, &from->shape);
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
-        const mpt__module *other = (const mpt__module *)table->rows[m].object;
-        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+    MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) { /* what was tied to it follows */
+        for (int64_t r = 0; r < other->parameter_count; r++) {
             mpt__module_parameter *tied = &other->parameters[r];
             if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
             tied->owner = owner->id.slot, tied->owner_row = k;

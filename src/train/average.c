@@ -130,10 +130,8 @@ mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema
 
 /* Whether averages stand where the values of a block were. */
 static bool mpt__averages_applied(const mpt_context *ctx, uint32_t block) {
-    const mpt__object_table *table = &ctx->objects[MPT__EMA];
-    for (int64_t slot = 1; slot < table->count; slot++) {
-        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+    MPT__EACH_OBJECT(const mpt__ema, ema, ctx, MPT__EMA) {
+        for (int i = 0; ema->applied && i < ema->parts; i++)
             if (ema->part[i].block == block && mpt__ema_lives(ctx, ema)) return true;
     }
     return false;

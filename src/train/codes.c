@@ -25,7 +25,8 @@ static uint32_t mpt__code_middle(float a, float b) {
     return mpt__f32_bits(rounded) - ((double)rounded > middle);
 }
 
-/* A codebook: between powers of ten, the middles of 2^i equal parts, or of twice as many. */
+/* A codebook: between powers of ten, the middles of 2^i equal parts, or of twice as many. The
+   lowest line rounds to no number below its first. */
 static void mpt__codebook(int32_t *book, int is_unsigned) {
     float size[257] = {0}, *vector = (float *)(void *)(book + MPT__CODE_LIMIT);
     int n = 1;
@@ -38,8 +39,9 @@ static void mpt__codebook(int32_t *book, int is_unsigned) {
             vector[k] = mpt__f32_from_bits(mpt__code_middle(size[first - 1], size[first]));
             vector[16 + k] = i < 7 ? (float)(parts * power / 9) : 0;
             vector[32 + k] = (float)(i < 7 ? parts - parts / 9.0 - 0.5 : parts);
+            if (i == 0) vector[16 + k] = 18e6f / 11, vector[32 + k] = (float)parts - 0.4f;
             vector[48 + k] = (float)(parts + count - 1);
-            vector[64 + k] = (float)below;
+            vector[64 + (k + 7 - 7 * is_unsigned) % 16] = (float)below;
         }
     }
     for (int k = 0; k < n; k++) {

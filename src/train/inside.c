@@ -23,12 +23,11 @@ mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on) {
 
 /* The next optimizer behind row *i that updates inside backward; NULL: none is left. */
 static mpt__optimizer *mpt__inside_next(const mpt_context *ctx, int64_t *i) {
-    const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
-    while (++*i < table->count) {
-        mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
-        if (optimizer && optimizer->inside) return optimizer;
-    }
-    return NULL;
+    mpt__optimizer *optimizer;
+    do
+        optimizer = (mpt__optimizer *)mpt__object_next(ctx, MPT__OPTIMIZER, i);
+    while (optimizer && !optimizer->inside);
+    return optimizer;
 }
 
 /* A segment for each item, which the launch of its update alone has. */

@@ -164,13 +164,8 @@ static void mpt__muon_approach(mpt_context *ctx, const mpt__optimizer *optimizer
 static void mpt__muon_move(mpt_context *ctx, const mpt__optimizer *optimizer,
     const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    const mpt__block *block = mpt__block_of(ctx, state);
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SGD);
-    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-        state->count, MPT__READ_WRITE);
-    if (form >= 0)
-        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-            state->count, MPT__READ_WRITE);
+    mpt__values_operands(launch, mpt__block_of(ctx, state), state, form);
     if (state->mirror[MPT__MASTER])
         mpt__operand_on(launch, 1, state->mirror[MPT__MASTER], MPT_F32, 0, state->count,
             MPT__READ_WRITE);

@@ -108,11 +108,9 @@ static void mpt__scaler_free(mpt_context *ctx, void *object) {
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
 static void mpt__scaler_forget(mpt_context *ctx) {
-    const mpt__object_table *table = &ctx->objects[MPT__SCALER];
     mpt__dismiss_members(ctx, 0);
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
-        if (!scaler || scaler->config.patience == 0 ||
+    MPT__EACH_OBJECT(mpt__scaler, scaler, ctx, MPT__SCALER) {
+        if (scaler->config.patience == 0 ||
             scaler->seen.skipped_in_a_row < scaler->config.patience)
             continue;
         mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */

@@ -56,11 +56,9 @@ static void mpt__state_named(mpt__state_walk *w, const char *name) {
 /* How many trees are older than a module's: 0, or what tells equal paths of several nets apart. */
 static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
     const mpt__module *root = mpt__module_root(ctx, module);
-    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     int number = 0;
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        number += other && !other->parent && other->creation < root->creation;
+    MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+        number += !other->parent && other->creation < root->creation;
     }
     return number;
 }
@@ -285,13 +283,11 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
 
 /* The trees of a context, the older one first. */
 static mpt_status mpt__state_nets(mpt__state_walk *w) {
-    const mpt__object_table *table = &w->context->objects[MPT__MODULE];
     int64_t before = 0;
     for (int number = 0; w->context->base.status == MPT_OK; number++) {
         mpt__module *next = NULL;
-        for (int64_t i = 1; i < table->count; i++) {
-            mpt__module *module = (mpt__module *)table->rows[i].object;
-            if (module && !module->parent && module->creation > before &&
+        MPT__EACH_OBJECT(mpt__module, module, w->context, MPT__MODULE) {
+            if (!module->parent && module->creation > before &&
                 (!next || module->creation < next->creation))
                 next = module;
         }
@@ -457,11 +453,11 @@ static mpt_status mpt__state_objects(mpt__state_walk *w) {
         {"loader", MPT__LOADER}};
     mpt_status status = w->context->base.status;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        const mpt__object_table *table = &w->context->objects[kinds[k].kind];
-        for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
-            if (!table->rows[i].object) continue;
+        int64_t number = 0;
+        MPT__EACH_OBJECT(void, object, w->context, kinds[k].kind) {
+            if (status != MPT_OK) break;
             mpt__state_prefix(w, kinds[k].name, number++);
-            status = mpt__state_object(w, kinds[k].kind, table->rows[i].object);
+            status = mpt__state_object(w, kinds[k].kind, object);
         }
     }
     return status;
@@ -501,9 +497,9 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     mpt__run *const run = (mpt__run *)ctx->run;
     if (status == MPT_OK && run) status = run->visit(w, run);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-    const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
-    for (int64_t i = 1; i < table->count; i++)
-        if (table->rows[i].object) mpt__state_settle(ctx, (mpt__optimizer *)table->rows[i].object);
+    MPT__EACH_OBJECT(mpt__optimizer, optimizer, ctx, MPT__OPTIMIZER) {
+        mpt__state_settle(ctx, optimizer);
+    }
     ctx->base.step = ctx->now.step;
     ctx->device_step = -1; /* dropout sets it again */
     ctx->committed = ctx->now;
@@ -513,27 +509,21 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
 /* Whether a training stands still, so that its state is all there is; false with an error. What is
    still to be multiplied into gradients is. */
 static bool mpt__state_stands(mpt_context *ctx) {
-    const mpt__object_table *optimizers = &ctx->objects[MPT__OPTIMIZER];
-    const mpt__object_table *averages = &ctx->objects[MPT__EMA];
-    const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
     if (!mpt__no_slice(ctx)) return false;
     if (ctx->step_depth > 0 || mpt__is_capturing(ctx) || ctx->forward_depth > 0)
         return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
-    for (int64_t i = 1; i < optimizers->count; i++) {
-        const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
-        if (optimizer && optimizer->scaler)
+    MPT__EACH_OBJECT(const mpt__optimizer, optimizer, ctx, MPT__OPTIMIZER) {
+        if (optimizer->scaler)
             return mpt__reject(
                 ctx, STATE, "an update of a scaler is under way; call mpt_scaler_update before");
     }
-    for (int64_t i = 1; i < averages->count; i++) {
-        const mpt__ema *ema = (const mpt__ema *)averages->rows[i].object;
-        if (ema && ema->applied)
+    MPT__EACH_OBJECT(const mpt__ema, ema, ctx, MPT__EMA) {
+        if (ema->applied)
             return mpt__reject(
                 ctx, STATE, "the values of a net are its averages; call mpt_ema_restore before");
     }
-    for (int64_t i = 1; i < scalers->count; i++) {
-        mpt__scaler *scaler = (mpt__scaler *)scalers->rows[i].object;
-        if (!scaler || scaler->unseen == 0) continue;
+    MPT__EACH_OBJECT(mpt__scaler, scaler, ctx, MPT__SCALER) {
+        if (scaler->unseen == 0) continue;
         mpt__wait(ctx); /* what the host makes of the counters must not depend on when it looks */
         if (mpt__scaler_look(ctx, scaler) != MPT_OK) return false;
     }

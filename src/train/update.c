@@ -355,23 +355,28 @@ typedef struct {
     uint16_t slot;
 } mpt__update_place;
 
+/* The values of a state; with a form, the kernel takes them for its master. */
+static MPT__FORCE_INLINE void mpt__values_operands(
+    mpt__launch *launch, const mpt__block *block, const mpt__optim_state *state, int form) {
+    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
+        state->count, MPT__READ_WRITE);
+    if (form >= 0)
+        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
+            state->count, MPT__READ_WRITE);
+}
+
 /* The launch that updates segments [row, row + rows) of a state, which are of one group, or of a
-   part of it. With a form, the kernel takes the values for its master. */
+   part of it. */
 static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
     const mpt__optimizer *optimizer, const mpt__optim_state *state, int form, int64_t row,
     int64_t rows, uint16_t found_slot, const mpt__update_place *place) {
     static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    const mpt__block *block = mpt__block_of(ctx, state);
     const int64_t at = state->first - place->mirrored;
     mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
     launch->function = (uint8_t)rule->function;
-    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-        state->count, MPT__READ_WRITE);
-    if (form >= 0)
-        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-            state->count, MPT__READ_WRITE);
+    mpt__values_operands(launch, mpt__block_of(ctx, state), state, form);
     mpt__operand_on(
         launch, 2, place->gradients, MPT_F32, place->first, place->count, MPT__READ);
     mpt__segments_operand(launch, 4, optimizer, row, rows);

@@ -419,7 +419,7 @@ static void mpt__flight_wrote(
     flight->sums[flight->count++] = kept;
 }
 
-static void mpt__flight_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_launch(MPT__HEARS) {
     mpt__flight *flight = (mpt__flight *)user;
     const mpt__launch *launch = (const mpt__launch *)what;
     const bool effect = mpt__kernel_effects[launch->kernel] != 0;
@@ -441,7 +441,7 @@ static void mpt__flight_launch(mpt_context *ctx, void *user, const void *what) {
     }
 }
 
-static void mpt__flight_open(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_open(MPT__HEARS) {
     mpt__flight *flight = (mpt__flight *)user;
     flight->open = true;
     flight->repeats = what != NULL;
@@ -451,7 +451,7 @@ static void mpt__flight_open(mpt_context *ctx, void *user, const void *what) {
     flight->expected = flight->replays ? mpt__flight_find(flight, flight->step) : NULL;
 }
 
-static void mpt__flight_close(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_close(MPT__HEARS) {
     mpt__flight *flight = (mpt__flight *)user;
     (void)what;
     if (!flight->open) return;

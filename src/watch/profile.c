@@ -261,14 +261,14 @@ static double mpt__profile_taken(mpt_context *ctx, const mpt__profile *profile, 
     return lap;
 }
 
-static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_launches(MPT__HEARS) {
     MPT__PLAIN_FLOATS;
     (void)what;
     if (!ctx->backend.synchronous) mpt__profile_lap(ctx);
     ((mpt__profile *)user)->start = mpt__profile_now(ctx);
 }
 
-static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_launched(MPT__HEARS) {
     MPT__PLAIN_FLOATS;
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__profile *profile = (mpt__profile *)user;
@@ -297,12 +297,12 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 
 #ifndef MPTRAIN_NO_GRAPH
 /* A repeated step that a graph runs has no launches that could be told: it is one as a whole. */
-static void mpt__profile_repeat_began(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_repeat_began(MPT__HEARS) {
     const mpt__captured *captured = (const mpt__captured *)what;
     if (captured->graph) mpt__profile_launches(ctx, user, what);
 }
 
-static void mpt__profile_repeat_ended(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_repeat_ended(MPT__HEARS) {
     MPT__PLAIN_FLOATS;
     const mpt__captured *captured = (const mpt__captured *)what;
     mpt__profile *profile = (mpt__profile *)user;
@@ -333,7 +333,7 @@ static void mpt__profile_repeat_ended(mpt_context *ctx, void *user, const void *
 }
 #endif
 
-static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_step_began(MPT__HEARS) {
     MPT__PLAIN_FLOATS;
     mpt__profile *profile = (mpt__profile *)user;
     (void)what;
@@ -343,7 +343,7 @@ static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *wh
     mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, mpt__profile_now(ctx));
 }
 
-static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_step_ended(MPT__HEARS) {
     MPT__PLAIN_FLOATS;
     mpt__profile *profile = (mpt__profile *)user;
     (void)what;
@@ -351,7 +351,7 @@ static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *wh
     if (profile->depth > 0) mpt__profile_close(profile, 0, mpt__profile_now(ctx));
 }
 
-static void mpt__profile_batch_came(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_batch_came(MPT__HEARS) {
     const mpt__batch_wait *wait = (const mpt__batch_wait *)what;
     mpt__profile *profile = (mpt__profile *)user;
     profile->waits.calls++;

@@ -150,12 +150,12 @@ static mpt_edge mpt__tracing_find(mpt__tracing *trace, const mpt__tensor *tensor
 
 /* ==== Listening ==== */
 
-static void mpt__tracing_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_launch(MPT__HEARS) {
     mpt__tracing *trace = (mpt__tracing *)user;
     trace->flop += mpt__launch_cost(ctx, (const mpt__launch *)what).flop;
 }
 
-static void mpt__tracing_user_op(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_user_op(MPT__HEARS) {
     (void)ctx, (void)what;
     ((mpt__tracing *)user)->user_ops++;
 }
@@ -188,7 +188,7 @@ static void mpt__tracing_activate(
     mpt__tracing_output(trace, frame->out[0]);
 }
 
-static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_op(MPT__HEARS) {
     mpt__tracing *trace = (mpt__tracing *)user;
     const mpt__frame *frame = (const mpt__frame *)what;
     const bool own = frame->op == MPT__OP_user;

@@ -1,8 +1,12 @@
 /* bench_memory.c: what training takes at its peak, by way and precision, from dry runs, which take
    seconds and no memory; and the largest batch within what fp32 takes.
        bench_memory [MODEL] [BATCH]    default: all three at 64
-       bench_memory --run MODEL WAY PRECISION BATCH    runs two steps in earnest, to compare */
+       bench_memory --run MODEL WAY PRECISION BATCH    runs two steps in earnest, to compare
+       bench_memory --time MODEL PRECISION BATCH STEPS [WAY..]    what a step takes on one core: the
+           least of STEPS of each way in turn; CPU seconds, which leave out other programs */
 #include "models.h"
+
+#include <time.h>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/resource.h>
@@ -39,23 +43,26 @@ static void recompute_blocks(mpt_module net) {
     }
 }
 
-static mpt_status two_steps(mpt_context *context, int64_t batch, void *user) {
-    const plan_case *p = (const plan_case *)user;
-    model m;
-    memset(&m, 0, sizeof m);
-    m.own = *p->kind, m.kind = &m.own;
-    m.own.batch = batch;
-    m.context = context;
-    m.precision = find_precision(p->precision);
-    m.net = m.kind->make(context, m.kind);
-    if (strstr(p->way, "narrow")) m.region = mpt_autocast_begin_narrow;
-    m.recompute = strstr(p->way, "selective") || strstr(p->way, "full");
-    if (strstr(p->way, "full")) recompute_blocks(m.net);
-    m.optimizer = make_optimizer(m.net, true);
+static void make_case(model *m, mpt_context *context, int64_t batch, const plan_case *p) {
+    memset(m, 0, sizeof *m);
+    m->own = *p->kind, m->kind = &m->own;
+    m->own.batch = batch;
+    m->context = context;
+    m->precision = find_precision(p->precision);
+    m->net = m->kind->make(context, m->kind);
+    if (strstr(p->way, "narrow")) m->region = mpt_autocast_begin_narrow;
+    m->recompute = strstr(p->way, "selective") || strstr(p->way, "full");
+    if (strstr(p->way, "full")) recompute_blocks(m->net);
+    m->optimizer = make_optimizer(m->net, true);
     mpt_scaler_config scaler = mpt_scaler_config_default();
-    scaler.enabled = m.precision->scaled;
-    m.scaler = mpt_grad_scaler(context, &scaler);
-    make_batches(&m, true);
+    scaler.enabled = m->precision->scaled;
+    m->scaler = mpt_grad_scaler(context, &scaler);
+    make_batches(m, true);
+}
+
+static mpt_status two_steps(mpt_context *context, int64_t batch, void *user) {
+    model m;
+    make_case(&m, context, batch, (const plan_case *)user);
     for (int i = 0; i < 2; i++) train_on(&m, m.x[0], m.y[0]);
     return mpt_error_code(context);
 }
@@ -98,7 +105,41 @@ static double resident(void) {
     return 0;
 }
 
+static int time_ways(const model_kind *kind, const char *dtype, int64_t batch, int steps,
+                     const char *const *way, int n) {
+    static model m[WAYS];
+    double least[WAYS];
+    mpt_status status = MPT_OK;
+    mpt_config config = mpt_config_default();
+    config.threads = 1;
+    for (int w = 0; w < n; w++) {
+        const plan_case p = {kind, way[w], dtype};
+        mpt_context *context = mpt_create(&config);
+        if (!context) return 1;
+        make_case(&m[w], context, batch, &p);
+        train_on(&m[w], m[w].x[0], m[w].y[0]);
+    }
+    for (int i = 0; i < steps; i++)
+        for (int w = 0; w < n; w++) {
+            const clock_t start = clock();
+            train_on(&m[w], m[w].x[0], m[w].y[0]);
+            const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+            if (i == 0 || seconds < least[w]) least[w] = seconds;
+        }
+    for (int w = 0; w < n; w++) {
+        if (mpt_error_code(m[w].context) != MPT_OK) status = mpt_error_code(m[w].context);
+        printf("%s %s batch %lld %-16s %8.2f ms, of plain %.3f\n", kind->name, dtype,
+               (long long)batch, way[w], least[w] * 1e3, least[w] / least[0]);
+        mpt_destroy(m[w].context);
+    }
+    return status != MPT_OK;
+}
+
 int main(int argc, char **argv) {
+    if (argc >= 6 && argc <= 6 + WAYS && strcmp(argv[1], "--time") == 0 && kind_of(argv[2]))
+        return time_ways(kind_of(argv[2]), argv[3], atoi(argv[4]), atoi(argv[5]),
+                         argc > 6 ? (const char *const *)argv + 6 : ways,
+                         argc > 6 ? argc - 6 : WAYS);
     if (argc == 6 && strcmp(argv[1], "--run") == 0 && kind_of(argv[2])) {
         plan_case p = {kind_of(argv[2]), argv[3], argv[4]};
         const double before = resident();

@@ -107,7 +107,8 @@ static const struct {
                {"relu", run_relu, 4 + 4 + 4, MPT_DTYPE_NONE},
                {"add", run_add, 8 + 4 + 4, MPT_F32},
                {"sgd", run_update, 8 + 4, MPT_DTYPE_NONE},
-               {"adamw", run_update, 16 + 12, MPT_DTYPE_NONE}};
+               {"adamw", run_update, 16 + 12, MPT_DTYPE_NONE},
+               {"adamw8", run_update, 10 + 6, MPT_DTYPE_NONE}};
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 static mpt_status forward_identity(mpt_module self, void *user, const mpt_tensor *in, int n_in,
@@ -118,7 +119,7 @@ static mpt_status forward_identity(mpt_module self, void *user, const mpt_tensor
 }
 
 /* An optimizer over one parameter of n elements that has a gradient. */
-static void make_update(stream *t, int64_t n, bool adamw) {
+static void make_update(stream *t, int64_t n, bool adamw, int bits) {
     mpt_module_class cls;
     memset(&cls, 0, sizeof cls);
     cls.name = "Parameter", cls.forward = forward_identity;
@@ -128,6 +129,7 @@ static void make_update(stream *t, int64_t n, bool adamw) {
     mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adamw_config adam = mpt_adamw_config_default();
     sgd.lr = adam.lr = 1e-6;
+    adam.state_bits = bits;
     t->optimizer = adamw ? mpt_adamw(module, &adam) : mpt_sgd(module, &sgd);
     mpt_step_begin(t->context);
     mpt_tensor sum = mpt_sum(mpt_parameter(module, "weight"), MPT_ALL_DIMS, false);
@@ -151,7 +153,7 @@ static bool make_kernel(subject *s, int argc, char **argv, char *error, size_t s
         if (!t->context) return false;
         s->work = kernels[i].bytes * (double)n;
         if (kernels[i].run == run_update) {
-            make_update(t, n, strcmp(argv[0], "sgd") != 0);
+            make_update(t, n, strcmp(argv[0], "sgd") != 0, strcmp(argv[0], "adamw8") ? 32 : 8);
             return true;
         }
         mpt_no_grad_begin(t->context);

@@ -302,9 +302,12 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 
 #ifndef MPTRAIN_NO_FRUGAL
 /* Numbers of a table, which has eight of them twice. */
-MPT__OP v_f v_pick(const float *table, v_i at) {
-    return _mm256_permutevar8x32_ps(v_load(table), at);
-}
+typedef v_f v_t;
+MPT__OP v_t v_table(const float *p) { return v_load(p); }
+MPT__OP v_f v_pick(v_t table, v_i at) { return _mm256_permutevar8x32_ps(table, at); }
+MPT__OP v_i v_imax(v_i a, v_i b) { return _mm256_max_epi32(a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) { return v_iadd(a, v_iand(m, b)); }
+MPT__OP bool v_some(v_m m) { return _mm256_movemask_epi8(m) != 0; }
 #endif
 
 /* ==== Words: 16 elements of 16 bits ==== */

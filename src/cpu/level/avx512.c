@@ -278,9 +278,14 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 }
 
 #ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
-    return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, v_load(table));
+typedef v_f v_t;
+MPT__OP v_t v_table(const float *p) { return v_load(p); }
+MPT__OP v_f v_pick(v_t table, v_i at) {
+    return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, table);
 }
+MPT__OP v_i v_imax(v_i a, v_i b) { return _mm512_maskz_max_epi32(MPT__V16_ALL, a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) { return _mm512_mask_add_epi32(a, m, a, b); }
+MPT__OP bool v_some(v_m m) { return m != 0; }
 #endif
 
 /* ==== Kernels of its own ==== */

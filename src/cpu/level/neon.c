@@ -201,11 +201,18 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 /* ==== Words: tables ==== */
 
 #ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
+typedef const float *v_t;
+MPT__OP v_t v_table(const float *p) { return p; }
+MPT__OP v_f v_pick(v_t table, v_i at) {
     const float words[4] = {table[vgetq_lane_s32(at, 0) & 7], table[vgetq_lane_s32(at, 1) & 7],
         table[vgetq_lane_s32(at, 2) & 7], table[vgetq_lane_s32(at, 3) & 7]};
     return vld1q_f32(words);
 }
+MPT__OP v_i v_imax(v_i a, v_i b) { return vmaxq_s32(a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) {
+    return v_iadd(a, v_iand(vreinterpretq_s32_u32(m), b));
+}
+MPT__OP bool v_some(v_m m) { return vmaxvq_u32(m) != 0; }
 #endif
 
 /* ==== Words: 8 elements of 16 bits ==== */

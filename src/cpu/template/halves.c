@@ -38,7 +38,7 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
     }
 }
 
-MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
+MPT__FN void MPT__LEVEL(halves_chunk)(MPT__CHUNK_TAKES) {
     const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     const int64_t i = chunk % w->along * MPT__COPY_RUN;
     const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;

@@ -48,8 +48,7 @@ MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mp
    takes that of the level below, which has the same bits. */
 #if MPT__WIDTH < 16
 #define MPT__ANY_UPDATE MPT__LEVEL(any_update)
-MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                    mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(any_update)(MPT__BLOCK_TAKES) {
     MPT__LEVEL(update)(w, p, g, m, MPT__WIDTH > 1 ? half : NULL, n, false, m[0] != NULL,
                        m[1] != NULL, m[2] != NULL, false, v_updated);
     if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
@@ -68,8 +67,7 @@ MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, con
     if (half != NULL) half = (uint16_t *)half + at;
     if (at < n) MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
 }
-MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-    mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(sgd)(MPT__BLOCK_TAKES) {
     const int64_t at = n - n % MPT__WIDTH;
     void *along = MPT__WIDTH > 1 ? half : NULL;
     if (m[0] != NULL)
@@ -80,15 +78,13 @@ MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__
     if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 #if MPT__WIDTH == 16
-MPT__OP v_f MPT__LEVEL(plain_rmsprop)(
-    const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__LEVEL(plain_rmsprop)(MPT__WEIGHT_TAKES) {
     g = v_decayed(law, r, &p, g);
     return MPT__V(rmsprop)(law, r, p, g, a, b, c);
 }
 /* Plain RMSprop waits for roots and quotients, and some CPUs do 16 in the time of 8; the others are
    too seldom for more code. */
-MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-    mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(moments)(MPT__BLOCK_TAKES) {
     const bool plain = w->law.function == MPT__FN_RMSPROP && m[1] == NULL && m[2] == NULL;
     const int64_t at = plain ? n - n % MPT__WIDTH : 0;
     MPT__LEVEL(update)
@@ -98,8 +94,7 @@ MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const m
 #endif
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-    mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(adam)(MPT__BLOCK_TAKES) {
     const int64_t at = n - n % MPT__WIDTH;
     const bool apart = MPT__WIDTH == 1 || (MPT__WIDTH == 8 && w->param.dtype == MPT_BF16);
     void *along = apart ? NULL : half;
