@@ -5,6 +5,7 @@
 #   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
 #   make test-parallel training by several processes, with each MPI that is here;  FULL=1
 #                      MPIS="openmpi mpich"  ONLY=overflow
+#   make test-hosts    the same by ranks in network namespaces, as root;  RANKS=2  RATE=1gbit  BENCH=1
 #   make web           build/web/digits.html: a net that trains in a browser, as one file to hand out
 #   make doctor        what this machine computes with, how fast, and in which precision to train
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
@@ -20,6 +21,7 @@
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
 #                      OTHERS=folder with libraries in C, see tools/bench/small_peer.py
 #   make bench-memory  peaks of PyTorch and ours in one run;  PYTHON=  ARGS="--models vit-b16"
+#   make bench-parallel two ranks beside PyTorch's DDP over gloo;  PYTHON=  ARGS="--compiled"
 #   make bench-quality what the options that save memory cost in quality, in three nets and five
 #                      seeds: a quarter of an hour;  DATA=  TASK=mnist  SEEDS=2  WRITE=1
 #   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
@@ -96,7 +98,7 @@ WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)
 wing_uses = $(1) $(shell sed -n 's/^| `$(1)\/` .*| \(.*\) |$$/\1/p' src/README.md)
 EXAMPLES := $(sort $(wildcard examples/*.c))
 TESTS := $(sort $(wildcard tests/test_*.c tests/api_*.c))
-BENCHES := $(sort $(wildcard tools/bench/*.c))
+BENCHES := $(sort $(filter-out %/bench_parallel.c,$(wildcard tools/bench/*.c)))
 
 # The CPU backend is an object of its own, so that two cores work on the library, and a change above
 # the waist leaves it alone. Benchmarks measure what most users build: one.
@@ -221,7 +223,8 @@ reference: $(BUILD)/reference
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
 
-BENCH_PROGRAMS := $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/*_*.c))
+BENCH_PROGRAMS := $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),\
+    $(foreach b,$(BENCHES),$(if $(findstring _,$(notdir $b)),$b)))
 benches: $(BENCH_PROGRAMS)
 
 bench: $(filter-out %/bench_quality$(EXE),$(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS)))
@@ -317,8 +320,23 @@ $(BUILD)/parallel/spiral_$(1): examples/parallel/spiral.c
 $(PARALLEL:%=$(BUILD)/parallel/%_$(1)): $(BUILD)/parallel/library_$(1).o $(BUILD)/mptrain_cpu.o
 	@echo "  LINK  $$@"
 	$$(Q)mpicc.$(1) $$(COMPILE_AS) $$(TEST_CFLAGS) $$(DEPS) -o $$@ $$(filter %.c %.o,$$^) $$(LDLIBS)
+$(BUILD)/parallel/measured_$(1).o: $(BUILD)/parallel/library.c
+	@echo "  CC    $$@"
+	$$(Q)mpicc.$(1) $$(COMPILE_AS) $$(CFLAGS) $$(DEPS) -c -o $$@ $$<
+$(BUILD)/parallel/bench_$(1): tools/bench/bench_parallel.c $(BUILD)/parallel/measured_$(1).o \
+    $(BUILD)/mptrain_cpu.o
+	@echo "  LINK  $$@"
+	$$(Q)mpicc.$(1) $$(COMPILE_AS) $$(CFLAGS) $$(DEPS) -o $$@ $$(filter %.c %.o,$$^) $$(LDLIBS)
 endef
 $(foreach m,$(MPIS),$(eval $(call parallel_rules,$m)))
+
+# Ranks in network namespaces, which root can make.
+test-hosts: $(BUILD)/parallel/train_openmpi $(if $(BENCH),$(BUILD)/parallel/bench_openmpi)
+	@BENCH='$(BENCH)' RATE='$(or $(RATE),1gbit)' sh tests/parallel/hosts.sh '$(BUILD)/parallel' \
+	    '$(or $(RANKS),2)'
+
+bench-parallel: $(BUILD)/parallel/bench_$(firstword $(MPIS))
+	@$(PYTHON) tools/bench/parallel_peer.py --bench $< --mpirun mpirun.$(firstword $(MPIS)) $(ARGS)
 
 # Builds what it runs: the processes that are killed with the library as it is.
 torture torture-long:
@@ -442,7 +460,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
     $(BUILD)/torture/*.d $(BUILD)/web/*.d $(BUILD)/parallel/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test test-export test-parallel amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-compile bench-quality compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test test-export test-parallel test-hosts amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs bench-memory bench-compile bench-parallel bench-quality compare tables gpu-check \
     check-instructions coverage messages mutate torture torture-long web doctor install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

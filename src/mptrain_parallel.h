@@ -26,6 +26,8 @@
 #include "parallel/world.c"
 #include "parallel/tensors.c"
 #include "parallel/buckets.c"
+#include "parallel/norms.c"
 #include "parallel/data.c"
+#include "parallel/shards.c"
 #endif
 #endif

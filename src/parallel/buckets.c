@@ -128,6 +128,7 @@ typedef struct mpt__net {
     int64_t next, spread, done; /* buckets that have started, are summed, are there */
     uint64_t sums;
     int32_t nonfinite;
+    struct mpt__norm_sync *sync; /* of batch norms, parallel/norms.c; NULL: none */
 } mpt__net;
 
 static mpt__net *mpt__net_of(const mpt__world *w) { return w ? (mpt__net *)w->net : NULL; }

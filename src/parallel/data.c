@@ -4,7 +4,7 @@
 #ifndef MPT__PARALLEL_DATA_INCLUDED
 #define MPT__PARALLEL_DATA_INCLUDED
 
-#include "parallel/buckets.c"
+#include "parallel/norms.c"
 
 enum { MPT__MOST_BATCHES = 1 << 20 };
 
@@ -32,13 +32,12 @@ static bool mpt__net_has_gradients(const mpt_context *ctx, const mpt__net *n) {
 static mpt_status mpt__pass_kind(mpt_context *ctx, mpt__net *n) {
     const int64_t most = n->config.micro_batches;
     const bool left = mpt__net_has_gradients(ctx, n);
-    n->collecting = n->config.deterministic;
+    n->collecting = n->config.deterministic && most > 1;
     if (!left) n->micro = 0; /* mpt_zero_grad or mpt_clear_error: from the beginning */
-    if (n->no_sync > 0 && (most > 1 || n->collecting))
+    if (n->no_sync > 0 && most > 1)
         return mpt__error(ctx, STATE,
-            "mpt_no_sync_begin is for micro_batches = 1 without `deterministic`, which keep count "
-            "themselves");
-    if (left && n->micro == 0 && (most > 1 || n->collecting))
+            "mpt_no_sync_begin is for micro_batches = 1: more of them keep count themselves");
+    if (left && n->micro == 0 && most > 1)
         return mpt__error(ctx, STATE,
             "there are gradients before the first of %lld micro-batches; call mpt_zero_grad behind "
             "each optimizer step",
@@ -343,7 +342,7 @@ enum { MPT__PARALLEL_HEARS = sizeof mpt__parallel_hears / sizeof mpt__parallel_h
 /* ==== Making ==== */
 
 mpt_data_parallel_config mpt_data_parallel_config_default(void) {
-    mpt_data_parallel_config config = {1, false, false, INT64_C(4) << 20};
+    mpt_data_parallel_config config = {1, true, false, INT64_C(4) << 20, false};
     return config;
 }
 
@@ -354,6 +353,7 @@ static void mpt__net_end(mpt_context *ctx, mpt__world *w) {
     for (int i = 0; i < MPT__PARALLEL_HEARS; i++)
         mpt__listen_no_more(ctx, mpt__parallel_hears[i].event, mpt__parallel_hears[i].hear);
     if (ctx->walk == mpt__parallel_walk) ctx->walk = NULL;
+    mpt__sync_end(ctx, w, n->sync);
     w->net = NULL, w->net_end = NULL;
     if (w->lost) return; /* messages may still be on their way into its memory */
     for (int i = 0; i < n->levels; i++) mpt__scratch_end(ctx, n->flat[i]);
@@ -384,6 +384,7 @@ static bool mpt__terms_agree(mpt_context *ctx, mpt__world *w, const mpt_data_par
     mpt__zero(mine);
     mine.config.micro_batches = c->micro_batches, mine.config.bucket_bytes = c->bucket_bytes;
     mine.config.deterministic = c->deterministic, mine.config.keep_buffers = c->keep_buffers;
+    mine.config.sync_batch_norm = c->sync_batch_norm;
     mine.version = MPTRAIN_VERSION;
     mpt__format_text(mine.isa, sizeof mine.isa, "%s", ctx->isa_name ? ctx->isa_name : "?");
     const unsigned char *all = mpt__world_gather(ctx, w, &mine, sizeof mine);
@@ -400,10 +401,11 @@ static bool mpt__terms_agree(mpt_context *ctx, mpt__world *w, const mpt_data_par
                 w->rank, mine.isa, r, other.isa);
         return mpt__reject(ctx, ARGUMENT,
             "the configs of ranks %d and %d differ: micro_batches %lld and %lld, deterministic %d "
-            "and %d, keep_buffers %d and %d, bucket_bytes %lld and %lld",
+            "and %d, keep_buffers %d and %d, bucket_bytes %lld and %lld, sync_batch_norm %d and %d",
             w->rank, r, mine.config.micro_batches, other.config.micro_batches,
             mine.config.deterministic, other.config.deterministic, mine.config.keep_buffers,
-            other.config.keep_buffers, mine.config.bucket_bytes, other.config.bucket_bytes);
+            other.config.keep_buffers, mine.config.bucket_bytes, other.config.bucket_bytes,
+            mine.config.sync_batch_norm, other.config.sync_batch_norm);
     }
     return all != NULL;
 }
@@ -539,6 +541,7 @@ mpt_status mpt_data_parallel(mpt_module net, const mpt_data_parallel_config *con
     mpt__net *n = mpt__net_new(ctx, w, found, &c);
     if (mpt__lists_agree(ctx, w, n) && mpt__spread_module(ctx, w, found, 0) == MPT_OK)
         mpt__compare_values(ctx, w, found);
+    if (n && mpt__ok(ctx) && c.sync_batch_norm) n->sync = mpt__sync_begin(ctx, w);
     for (int i = 0; n && mpt__ok(ctx) && i < MPT__PARALLEL_HEARS; i++)
         mpt__listen(ctx, mpt__parallel_hears[i].event, mpt__parallel_hears[i].hear, w);
     if (!n || !mpt__ok(ctx)) {

@@ -1,6 +1,7 @@
 /* ranks.c - what holds on any number of ranks: collectives, settings that differ, unused weights,
    gradients that are kept back, running statistics, an error on one rank. Run by run.sh; each rank
    ends with its own summary line. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,15 +117,20 @@ TEST(gradients_are_means) {
 TEST(gradients_that_are_kept_back_add_up) {
     mpt_module net = line(2, 3);
     mpt_optimizer optimizer = mpt_sgd(net, NULL);
-    CHECK(mpt_data_parallel(net, NULL) == MPT_OK);
-    mpt_step_begin(ctx);
-    CHECK(mpt_no_sync_begin(ctx) == MPT_OK);
-    pass(net, (float)rank);
-    CHECK_NEAR(gradient(net, "0.weight"), rank, 0);
-    CHECK(mpt_no_sync_end(ctx) == MPT_OK);
-    pass(net, (float)rank);
-    CHECK_NEAR(gradient(net, "0.weight"), world - 1, 1e-6);
-    mpt_step_end(ctx);
+    for (int tree = 0; tree < 2; tree++) {
+        mpt_data_parallel_config c = mpt_data_parallel_config_default();
+        c.deterministic = tree;
+        CHECK(mpt_data_parallel(net, &c) == MPT_OK);
+        mpt_step_begin(ctx);
+        mpt_zero_grad(optimizer);
+        CHECK(mpt_no_sync_begin(ctx) == MPT_OK);
+        pass(net, (float)rank);
+        CHECK_NEAR(gradient(net, "0.weight"), rank, 0);
+        CHECK(mpt_no_sync_end(ctx) == MPT_OK);
+        pass(net, (float)rank);
+        CHECK_NEAR(gradient(net, "0.weight"), world - 1, 1e-6);
+        mpt_step_end(ctx);
+    }
     CHECK(mpt_no_sync_end(ctx) == MPT_ERROR_STATE);
     mpt_clear_error(ctx);
     for (int tree = 0; tree < 2; tree++) { /* three micro-batches: no power of two */
@@ -341,12 +347,155 @@ TEST(what_is_not_trained_does_not_travel) {
     mpt_module_destroy(third);
 }
 
+/* ==== States in parts ==== */
+
+TEST(what_needs_whole_states_is_an_error) {
+    mpt_module net = line(40, 30), more = line(2, 3);
+    mpt_sgd_config c = mpt_sgd_config_default();
+    c.momentum = 0.9;
+    mpt_optimizer optimizer = mpt_sgd(net, &c);
+    CHECK(mpt_shard_states(optimizer, false) == MPT_OK); /* they are whole */
+    CHECK(mpt_shard_states(optimizer, true) == MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(ctx), "mpt_data_parallel");
+    mpt_clear_error(ctx);
+    CHECK(mpt_data_parallel(net, NULL) == MPT_OK);
+    const int64_t whole = mpt_memory(ctx).current[MPT_MEMORY_MOMENT];
+    CHECK(mpt_shard_states(optimizer, true) == MPT_OK);
+    CHECK(mpt_shard_states(optimizer, true) == MPT_OK);
+    const int64_t part = mpt_memory(ctx).current[MPT_MEMORY_MOMENT];
+    CHECK(part <= whole / world + 256);
+    mpt_optimizer_hash(optimizer);
+    CHECK_CONTAINS(mpt_error(ctx), "mpt_shard_states");
+    mpt_clear_error(ctx);
+    CHECK(mpt_checkpoint_save(ctx, "never") != MPT_OK);
+    CHECK_CONTAINS(mpt_error(ctx), "mpt_shard_states");
+    mpt_clear_error(ctx);
+    CHECK(mpt_optimizer_add(optimizer, more, NULL, NULL) < 0);
+    CHECK_CONTAINS(mpt_error(ctx), "mpt_shard_states");
+    mpt_clear_error(ctx);
+    CHECK(mpt_shard_states(optimizer, false) == MPT_OK);
+    CHECK_EQ_INT(mpt_memory(ctx).current[MPT_MEMORY_MOMENT], whole);
+    CHECK(mpt_optimizer_hash(optimizer) != 0);
+    CHECK(mpt_shard_states(optimizer, true) == MPT_OK);
+    mpt_optimizer_destroy(optimizer); /* with what is in parts */
+    mpt_optimizer muon = mpt_muon(net, NULL);
+    if (!mpt_failed(ctx)) {
+        CHECK(mpt_shard_states(muon, true) == MPT_ERROR_UNSUPPORTED);
+        mpt_clear_error(ctx);
+        mpt_optimizer_destroy(muon);
+    }
+    mpt_clear_error(ctx);
+    mpt_module_destroy(net);
+    mpt_module_destroy(more);
+}
+
+/* ==== Batch norms over all ranks ==== */
+
+enum { CHANNELS = 5, SIDE = 4, PIXELS = SIDE * SIDE, PICTURE = 2 * PIXELS, OUT = 3 * PIXELS };
+
+/* How often the same test is done, and how. */
+typedef struct norm_way {
+    mpt_dtype low;
+    bool last, relu, track;
+    double near; /* of the largest gradient of the same weight */
+} norm_way;
+
+static mpt_module norm_net(mpt_context *in, const norm_way *way) {
+    mpt_norm_config norm = mpt_norm_config_default();
+    norm.relu = way->relu, norm.track = way->track;
+    return mpt_sequential(in, mpt_nn_conv2d(in, 2, CHANNELS, 1, 1, NULL),
+        mpt_nn_batch_norm2d(in, CHANNELS, &norm), mpt_nn_conv2d(in, CHANNELS, 3, 1, 1, NULL),
+        MPT_END);
+}
+
+static float picture_value(int64_t i, int by) {
+    return (float)((i * 7919 + i / 13 * 31 + by) % 101) / 50 - 1.2f + (float)(i / 64) * 0.1f;
+}
+
+/* Weights that depend on nothing but their number. */
+static void norm_weights(mpt_module net) {
+    for (int p = 0; p < mpt_parameter_count(net); p++) {
+        float values[64];
+        mpt_tensor weight = mpt_parameter_at(net, p, NULL, 0);
+        const int64_t n = mpt_numel(weight);
+        for (int64_t i = 0; i < n; i++) values[i] = picture_value(i, 17 * p) + 0.3f;
+        mpt_no_grad_begin(ctx);
+        mpt_write(weight, values, (size_t)n * sizeof *values);
+        mpt_no_grad_end(ctx);
+    }
+}
+
+/* A step of pictures `first` to first + count - 1, whose losses are summed. */
+static void norm_step(mpt_context *in, mpt_module net, const norm_way *way, int first, int count) {
+    static float x[64 * PICTURE], t[64 * OUT];
+    for (int64_t i = 0; i < count * PICTURE; i++) x[i] = picture_value(first * PICTURE + i, 0);
+    for (int64_t i = 0; i < count * OUT; i++) t[i] = picture_value(first * OUT + i, 50);
+    mpt_step_begin(in);
+    mpt_tensor pictures = mpt_from(in, MPT_F32, MPT_SHAPE(count, 2, SIDE, SIDE), x);
+    mpt_tensor factors = mpt_from(in, MPT_F32, MPT_SHAPE(count, 3, SIDE, SIDE), t);
+    if (way->last) pictures = mpt_to_channels_last(pictures);
+    mpt_autocast_begin(in, way->low);
+    mpt_tensor y = mpt_forward(net, pictures);
+    mpt_autocast_end(in);
+    y = mpt_cast(y, MPT_F32);
+    mpt_backward(total(mpt_mul(mpt_mul(y, y), factors)));
+    mpt_step_end(in);
+}
+
+static void norm_compare(mpt_module net, mpt_module whole, const norm_way *way) {
+    for (int p = 0; p < mpt_parameter_count(net); p++) {
+        float got[64], want[64], most = 0;
+        const int64_t n = mpt_numel(mpt_parameter_at(net, p, NULL, 0));
+        mpt_read_f32(mpt_grad(mpt_parameter_at(net, p, NULL, 0)), got, n);
+        mpt_read_f32(mpt_grad(mpt_parameter_at(whole, p, NULL, 0)), want, n);
+        for (int64_t i = 0; i < n; i++) most = fabsf(want[i]) > most ? fabsf(want[i]) : most;
+        /* The bias before the norm has none, but for rounding. */
+        if (p == 1) most = 0.1f * (float)world * PIXELS;
+        for (int64_t i = 0; i < n; i++)
+            CHECK_NEAR(got[i] * (float)world, want[i], way->near * (double)most);
+    }
+    static const char *const names[] = {"1.running_mean", "1.running_var"};
+    for (int b = 0; b < 2 && way->track; b++) {
+        float got[CHANNELS], want[CHANNELS];
+        mpt_read_f32(mpt_buffer(net, names[b]), got, CHANNELS);
+        mpt_read_f32(mpt_buffer(whole, names[b]), want, CHANNELS);
+        for (int c = 0; c < CHANNELS; c++)
+            CHECK_NEAR(got[c], want[c], way->low == MPT_F32 ? 1e-6 : 1e-3);
+    }
+}
+
+/* Ranks have batches of 3, 4, .. pictures; another context all of them. */
+TEST(batch_norms_of_all_ranks_are_those_of_the_whole_batch) {
+    static const norm_way ways[] = {{MPT_F32, false, false, true, 1e-5},
+        {MPT_F32, false, true, true, 1e-5}, {MPT_F32, true, true, true, 1e-5},
+        {MPT_F32, true, false, false, 1e-5}, {MPT_BF16, false, true, true, 3e-2},
+        {MPT_BF16, true, false, true, 3e-2}, {MPT_F16, true, true, false, 4e-3}};
+    for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
+        const norm_way *way = &ways[k];
+        mpt_context *other = mpt_create(NULL);
+        mpt_module net = norm_net(ctx, way), whole = norm_net(other, way);
+        norm_weights(net), norm_weights(whole);
+        mpt_data_parallel_config c = mpt_data_parallel_config_default();
+        c.sync_batch_norm = c.keep_buffers = true;
+        CHECK(mpt_data_parallel(net, &c) == MPT_OK);
+        norm_step(ctx, net, way, rank * 3 + rank * (rank - 1) / 2, 3 + rank);
+        norm_step(other, whole, way, 0, world * 3 + world * (world - 1) / 2);
+        CHECK_EQ_STR(mpt_error(ctx), "");
+        CHECK_EQ_STR(mpt_error(other), "");
+        norm_compare(net, whole, way);
+        CHECK(mpt_compare_ranks(net) == MPT_OK);
+        mpt_module_destroy(net);
+        mpt_destroy(other);
+    }
+}
+
 TEST_TABLE = {T(tensors_travel), T(other_dtypes_and_strides_travel),
     T(shapes_that_differ_are_an_error), T(gradients_are_means),
     T(gradients_that_are_kept_back_add_up), T(unused_weights_count_as_zeros),
     T(weights_and_statistics_are_those_of_rank_0), T(nets_and_settings_that_differ_are_errors),
     T(an_error_in_backward_is_that_of_all), T(misuse_is_named), T(masks_differ),
-    T(what_is_not_trained_does_not_travel)};
+    T(what_is_not_trained_does_not_travel), T(what_needs_whole_states_is_an_error),
+    T(batch_norms_of_all_ranks_are_those_of_the_whole_batch)};
 
 /* Each rank writes to a file of its own: lines of several would mix. */
 int main(int argc, char **argv) {

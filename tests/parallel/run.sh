@@ -10,8 +10,8 @@ work=$build/run
 rm -rf "$work"
 mkdir -p "$work"
 cd "$work" || exit 1
-steps=100 faults=1
-[ -z "${FULL:-}" ] || faults=25
+steps=100 faults=1 strikes=1
+[ -z "${FULL:-}" ] || faults=5 strikes=45
 export OMPI_MCA_btl_base_warn_component_unused=0
 
 wanted() { case $1 in *"${ONLY:-}"*) return 0 ;; esac; return 1; }
@@ -77,7 +77,7 @@ done
 # The same bits, given as fields of the last line, on all ranks and with all MPIs.
 same_bits() { # same_bits NAME FIELDS BATCHES RANKS ARGUMENT..
     name=$1 fields=$2 n_list=$4
-    [ -n "${RECOMPUTE:-}" ] || first=''
+    [ -n "${RECOMPUTE:-}${SHARD:-}" ] || first=''
     export BATCHES="$3"
     shift 4
     wanted "$name" || return
@@ -106,6 +106,55 @@ same_bits 'tree norm fp32' 3 4 '1 2 4' norm fp32 tree $steps # statistics are of
 same_bits 'tree mlp fp32 of 6' 2-5 6 '1 2 3' mlp fp32 tree 20
 same_bits 'tree gpt bf16 of 12' 2-5 12 '1 2 3 4' gpt bf16 tree 20
 export BATCHES=4
+
+# States in parts: the same bits as whole ones, in no more than their share of memory, and files
+# that load on any number of ranks.
+shares() { # shares RANKS: what is wrong with the bytes that ranks have
+    awk -v n="$1" '/^rank [0-9]+ states/ { seen++; if ($NF > 1 / n + 0.02) print "a part of " $NF }
+        END { if (seen != n) print seen + 0 " ranks told their bytes" }' out
+}
+
+shard() { # shard NAME ARGUMENT..: as one rank with whole states
+    name="shard $1"
+    shift
+    wanted "$name" || return
+    "$build/train_${mpis%% *}" "$@" >out 2>&1
+    whole=$(field "$(last)" 2-5)
+    for mpi in $mpis; do
+        for n in 1 2 4; do
+            SHARD=1 start "$mpi" $n train "$@"
+            got=$(field "$(last)" 2-5) wrong=$(shares $n)
+            [ -n "$got" ] && [ "$got" = "$whole" ] || wrong="$got, whole $whole"
+            [ $status = 0 ] || wrong="status $status"
+            verdict "$name $mpi $n" "$wrong"
+        done
+    done
+}
+
+for precision in fp32 fp16 bf16; do
+    shard "$precision" mlp $precision tree 20
+done
+shard 'gpt bf16' gpt bf16 tree 20
+BITS=8 shard 'mlp bf16, 8 bits' mlp bf16 tree 20
+HALF=1 shard 'mlp bf16, masters' mlp bf16 tree 20
+
+for mpi in $mpis; do
+    wanted "shard again $mpi" || continue
+    for bits in 32 8; do
+        export BITS=$bits
+        start "$mpi" 1 train mlp bf16 tree 12
+        whole=$(field "$(last)" 2-5)
+        KEEP=kept SHARD=1 start "$mpi" 4 train mlp bf16 tree 5
+        for n in 1 2 4; do
+            FROM=kept START=5 SHARD=1 start "$mpi" $n train mlp bf16 tree 12
+            got=$(field "$(last)" 2-5) wrong=
+            [ -n "$got" ] && [ "$got" = "$whole" ] || wrong="$got, whole $whole"
+            [ $status = 0 ] || wrong="status $status"
+            verdict "shard again $mpi: $bits bits, saved by 4 ranks, on $n" "$wrong"
+        done
+        unset BITS
+    done
+done
 
 # Beside one process that knows nothing of ranks. In halves another order of sums rounds other
 # activations up, and 100 steps make more of that.
@@ -193,6 +242,7 @@ cat >between <<'END'
 "$@" || sleep 8
 END
 export DEADLINE=2
+export UCX_TLS=posix,self # else UCX ends who reads the memory of a process that is gone
 for mpi in $mpis; do
     for fault in kill stop; do
         i=0
@@ -220,6 +270,61 @@ for mpi in $mpis; do
         [ $status = 0 ] || wrong="status $status"
         verdict "$name: on 2 ranks from what a survivor of 4 saved" "$wrong"
     fi
+done
+
+# ==== From outside, at any time ====
+
+# A training of 4 ranks that keeps a checkpoint; one rank is killed or stopped some milliseconds
+# after the first one. All others end by themselves, or are ended by the launcher, and the
+# checkpoint loads.
+strike() { # strike MPI FAULT
+    seed=$(((seed * 1103515245 + 12345) % 2147483648))
+    victim=$((seed / 65536 % 4))
+    seed=$(((seed * 1103515245 + 12345) % 2147483648))
+    after=$((seed / 65536 % 700)) limit=0
+    name="$2 $1 of rank $victim after $after ms"
+    rm -f saved-* kept status out
+    shell=''
+    [ "$2$1" = strikempich ] && shell='sh between'
+    (EACH=3 KEEP=kept start "$1" 4 train mlp fp16 tree 1000000; echo "$status" >status) &
+    while [ $limit -lt 100 ] && { [ ! -s kept ] || [ "$(grep -a -c '^rank . pid' out)" != 4 ]; }; do
+        sleep 0.1
+        limit=$((limit + 1))
+    done
+    sleep "$(awk "BEGIN { print $after / 1000 }")"
+    began=$(date +%s)
+    pid=$(sed -n "s/^rank $victim pid //p" out)
+    signal=STOP
+    [ "$2" = stall ] || signal=KILL
+    wrong='no rank to strike'
+    [ -z "$pid" ] || { kill -s $signal "$pid" && wrong=; }
+    wait
+    took=$(($(date +%s) - began)) rank=0 shell=''
+    [ $took -le 30 ] || wrong="$wrong it took $took s"
+    while [ $rank -lt 4 ] && [ "$2$1" != strikeopenmpi ]; do
+        if [ $rank != $victim ]; then
+            grep -a -q "^rank $rank error: .*rank $victim of 4 did not" out ||
+                wrong="$wrong; rank $rank does not name it"
+            [ -s saved-$rank.safetensors ] || wrong="$wrong; rank $rank has not saved"
+        fi
+        rank=$((rank + 1))
+    done
+    [ -z "$wrong" ] || return 0
+    cp out struck
+    FROM=kept start "$1" 2 train mlp fp16 tree 2
+    [ $status = 0 ] || wrong="the checkpoint: status $status"
+}
+
+for mpi in $mpis; do
+    for fault in strike stall; do
+        i=0
+        while [ $i -lt $strikes ]; do
+            i=$((i + 1))
+            wanted "$fault $mpi" || continue
+            strike "$mpi" $fault
+            verdict "$name: ended in $took s, the checkpoint loads" "$wrong"
+        done
+    done
 done
 
 # ==== Built without ====

@@ -8,8 +8,10 @@
 
    A step has BATCHES batches (environment; 4), dealt out to the ranks in blocks. The last line of
    rank 0 has a hash of weights and optimizer, and the mean loss of the last step. DEADLINE: that of
-   mpt_parallel_config; LOAD: a file of weights to start from; RECOMPUTE:
-   blocks of the gpt run again in backward, for the same bits. */
+   mpt_parallel_config; LOAD: a file of weights to start from; RECOMPUTE: blocks of the gpt run
+   again in backward, for the same bits; SHARD: each rank holds a part of the optimizer's states;
+   BITS=8: those have 8 bits; HALF: weights are halves and have masters; KEEP: a checkpoint to write
+   at the end, and behind each EACH steps; FROM, START: one to go on from, and with which step. */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <stdio.h>
@@ -145,6 +147,11 @@ static bool skipped(const training *t) {
 
 /* ==== The program ==== */
 
+static int64_t state_bytes(const training *t) {
+    const mpt_memory_stats stats = mpt_memory(t->ctx);
+    return stats.current[MPT_MEMORY_MOMENT] + stats.current[MPT_MEMORY_MASTER];
+}
+
 static void begin(training *t, const char *net) {
     mpt_config config = mpt_config_default();
     config.threads = 1, config.seed = 7;
@@ -168,11 +175,20 @@ static void begin(training *t, const char *net) {
     if (!t->single) mpt_data_parallel(t->net, &dc);
     mpt_adamw_config ac = mpt_adamw_config_default();
     ac.lr = 2e-3;
+    ac.state_bits = getenv("BITS") ? atoi(getenv("BITS")) : 32;
+    if (getenv("HALF")) mpt_half(t->net, t->precision);
     t->optimizer = mpt_adamw(t->net, &ac);
     mpt_scaler_config sc = mpt_scaler_config_default();
     sc.enabled = t->precision == MPT_F16;
     sc.init_scale = SCALED;
     t->scaler = mpt_grad_scaler(t->ctx, &sc);
+    if (getenv("FROM")) mpt_checkpoint_load(t->ctx, getenv("FROM"));
+    const int64_t whole = state_bytes(t);
+    if (getenv("SHARD")) {
+        mpt_shard_states(t->optimizer, true);
+        printf("rank %d states %lld of %lld, %.4f\n", t->rank, (long long)state_bytes(t),
+            (long long)whole, (double)state_bytes(t) / (double)whole);
+    }
 }
 
 static int end(training *t) {
@@ -191,6 +207,8 @@ static int end(training *t) {
             printf("rank %d scale %.9g skipped %d, not finite %d by rank %d in %s\n", t->rank,
                 mpt_get_scale(t->scaler), (int)mpt_scaler_statistics(t->scaler).skipped,
                 (int)stats.nonfinite, stats.nonfinite_rank, stats.nonfinite_parameter);
+        if (getenv("SHARD")) mpt_shard_states(t->optimizer, false);
+        if (getenv("KEEP") && t->rank == 0) mpt_checkpoint_save(t->ctx, getenv("KEEP"));
         if (!t->single) mpt_compare_ranks(t->net);
         failed = mpt_failed(t->ctx);
         if (failed) printf("rank %d error: %s\n", t->rank, mpt_error(t->ctx));
@@ -220,8 +238,14 @@ int main(int argc, char **argv) {
     if (t.batches < 1 || t.batches > MOST_BATCHES) return 2;
     if (argc == 8) t.fault = argv[5], t.fault_rank = atoi(argv[6]), t.fault_step = atoi(argv[7]);
     begin(&t, argv[1]);
-    for (int step = 0; step < t.steps && !mpt_failed(t.ctx); step++) {
+    int step = getenv("START") ? atoi(getenv("START")) : 0;
+    const int each = getenv("EACH") ? atoi(getenv("EACH")) : 0;
+    printf("rank %d pid %d\n", t.rank, (int)getpid());
+    fflush(stdout);
+    for (; step < t.steps && !mpt_failed(t.ctx); step++) {
         train_step(&t, step);
+        if (each && step % each == 0 && t.rank == 0 && !mpt_failed(t.ctx))
+            mpt_checkpoint_save(t.ctx, getenv("KEEP"));
         if (skipped(&t)) printf("rank %d skipped step %d\n", t.rank, step);
     }
     return end(&t);
