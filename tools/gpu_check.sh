@@ -79,14 +79,19 @@ part_ops() {
     [ -n "$SIM" ] || products
 }
 
-# The matrix products by themselves: each epilogue, dtype and layout. Not in the dry run:
-# tests/cudasim/products.sh runs them in the simulator.
+# The matrix products by themselves: each epilogue, dtype and layout; and attention on tensor cores
+# against the other kernels. Not in the dry run: tests/cudasim/products.sh runs them in the
+# simulator.
 products() {
-    nvcc=${NVCC:-nvcc} program=$out/tests/test_products
+    nvcc=${NVCC:-nvcc} failed=0
     cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
-    try products_build "$nvcc" -std=c++17 -O1 -arch=native -I. -Isrc -o $program \
-        tests/cudasim/test_products.cu "-L$cuda/lib64" -Xlinker "-rpath,$cuda/lib64" -lcublasLt &&
-        try products $program
+    for test in products attention; do
+        program=$out/tests/test_$test
+        try ${test}_build "$nvcc" -std=c++17 -O1 -arch=native -I. -Isrc -o $program \
+            tests/cudasim/test_$test.cu "-L$cuda/lib64" -Xlinker "-rpath,$cuda/lib64" -lcublasLt &&
+            try $test $program || failed=1
+    done
+    return $failed
 }
 
 # All ops, and steps in graphs. The dry run runs the programs by themselves, once.

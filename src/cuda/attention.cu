@@ -72,9 +72,13 @@ struct mpt__attention {
     mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
     long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
     long long window, past;
-    int depth, width, n;                                  /* n: of each side in a tile */
+    int depth, width, n; /* n: of each side in a tile */
+    int rows;            /* of its own side in a block's work */
+    unsigned int *leaks; /* for each block (attention_matrix.cu); NULL: nothing is hidden */
     int compute, causal, drops;
-    float scale;
+    int eights[4];      /* whether rows of q, k, v and dout come in pieces of eight */
+    int store_eights[3]; /* those of out or dq, of dk and of dv */
+    float scale, steep; /* steep: the same for powers of two */
     mpt__dropout dropout;
 };
 
@@ -88,12 +92,18 @@ __device__ __forceinline__ mpt__attention_item mpt__attention_at(const mpt__atte
                                                                  long long item, bool by_keys) {
     const long long heads = by_keys ? w.heads / w.group : w.heads;
     mpt__attention_item t;
-    t.first = item % w.blocks * w.n;
+    t.first = item % w.blocks * w.rows;
     t.head = item / w.blocks % heads;
     t.batch = item / w.blocks / heads;
     const long long left = (by_keys ? w.keys : w.queries) - t.first;
-    t.n = (int)(left < w.n ? left : w.n);
+    t.n = (int)(left < w.rows ? left : w.rows);
     return t;
+}
+
+/* Shared memory of a block, as much as its launch says. */
+__device__ __forceinline__ float *mpt__attention_shared() {
+    extern __shared__ __align__(16) float mpt__attention_room[];
+    return mpt__attention_room;
 }
 
 __device__ __forceinline__ long long mpt__attention_row(const mpt__array &array, long long b,
@@ -120,11 +130,14 @@ __device__ void mpt__attention_load(const mpt__array &array, int compute, long l
     }
 }
 
+/* Those of `rows`: a bit for each. */
 __device__ void mpt__attention_store(const mpt__array &array, const mpt__attention_item &t,
-                                     int columns, float factor, const float *from) {
+                                     int columns, float factor, const float *from,
+                                     unsigned int rows) {
     const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
     for (int i = (int)threadIdx.x; i < t.n * columns; i += (int)blockDim.x) {
         const int r = i / columns, c = i % columns;
+        if (!(rows >> r & 1)) continue;
         mpt__put(array, to + r * array.stride[2] + c * array.stride[3],
                  from[r * (columns + 1) + c] * factor);
     }
@@ -208,6 +221,15 @@ __device__ bool mpt__attention_leaks(const mpt__attention &w, const float *sum, 
     return __syncthreads_or(bad) != 0;
 }
 
+/* Which rows are not finite, up to 32: a bit for each. */
+__device__ unsigned int mpt__attention_broken(const float *sum, int n, int columns) {
+    const int r = (int)threadIdx.x % MPT__WARP;
+    int bad = 0;
+    for (int c = 0; r < n && c < columns; c++)
+        bad |= !(fabsf(sum[r * (columns + 1) + c]) < INFINITY);
+    return __ballot_sync(MPT__ALL, bad);
+}
+
 __device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
     for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) x[i] = 0.0f;
 }
@@ -247,67 +269,75 @@ __device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int
     }
 }
 
-__global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
-    extern __shared__ float mpt__attention_room[];
+/* Writes the rows of `out` and `lse` of a piece of work, or SOME: those that are not finite by what
+   they see. Returns which, a bit for each. */
+__device__ unsigned int mpt__attention_item_out(const mpt__attention &w,
+                                                const mpt__attention_item &t,
+                                                unsigned long long sequence, bool some) {
     const int wide = w.depth + 1, out = w.width + 1;
-    float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
-    float *tile = sum + w.n * out, *most = tile + w.n * w.n, *total = most + w.n;
-    float *shrink = total + w.n;
-    const unsigned long long sequence = mpt__attention_sequence(w);
-    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-        const mpt__attention_item t = mpt__attention_at(w, item, false);
-        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-        bool careful = false;
-        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-    again:
-        mpt__attention_clear(sum, w.n * out);
-        mpt__attention_clear(total, w.n);
-        for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
-        for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
-            const int m = (int)(seen - key < w.n ? seen - key : w.n);
-            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
-            __syncthreads();
-            for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-                const int c = i / t.n, r = i % t.n;
-                const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-                tile[c * w.n + r] =
-                    mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
-            }
-            __syncthreads();
-            mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
-            __syncthreads();
-            for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
-                sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
-            for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
-                const int c = i / t.n, r = i % t.n;
-                tile[c * w.n + r] *=
-                    mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
-            }
-            __syncthreads();
-            mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
-            __syncthreads();
+    float *q = mpt__attention_shared(), *k = q + w.n * wide, *v = k + w.n * wide;
+    float *sum = v + w.n * out, *tile = sum + w.n * out, *most = tile + w.n * w.n;
+    float *total = most + w.n, *shrink = total + w.n;
+    const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+    bool careful = some;
+    mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+again:
+    mpt__attention_clear(sum, w.n * out);
+    mpt__attention_clear(total, w.n);
+    for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
+    for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
+        const int m = (int)(seen - key < w.n ? seen - key : w.n);
+        const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+        mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+        mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+            const int c = i / t.n, r = i % t.n;
+            const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+            tile[c * w.n + r] =
+                mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
         }
         __syncthreads();
-        if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
-            careful = true;
-            goto again;
+        mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
+            sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
+        for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
+            const int c = i / t.n, r = i % t.n;
+            tile[c * w.n + r] *=
+                mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
         }
-        for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
-            const int r = i / w.width, c = i % w.width;
-            const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
-            mpt__put(w.out,
-                     mpt__attention_row(w.out, t.batch, t.head, t.first + r) + c * w.out.stride[3],
-                     x);
-        }
-        for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
-            const float base = isinf(most[r]) ? 0.0f : most[r];
-            mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
-                     total[r] == 0.0f ? INFINITY : base + logf(total[r]));
-        }
+        __syncthreads();
+        mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
         __syncthreads();
     }
+    __syncthreads();
+    if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
+        careful = true;
+        goto again;
+    }
+    const unsigned int rows = some ? mpt__attention_broken(sum, t.n, w.width) : ~0u;
+    for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
+        const int r = i / w.width, c = i % w.width;
+        if (!(rows >> r & 1)) continue;
+        const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
+        mpt__put(w.out, mpt__attention_row(w.out, t.batch, t.head, t.first + r) +
+                            c * w.out.stride[3], x);
+    }
+    for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
+        const float base = isinf(most[r]) ? 0.0f : most[r];
+        if (!(rows >> r & 1)) continue;
+        mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
+                 total[r] == 0.0f ? INFINITY : base + logf(total[r]));
+    }
+    __syncthreads();
+    return rows;
+}
+
+__global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+        mpt__attention_item_out(w, mpt__attention_at(w, item, false), sequence, false);
 }
 
 __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
@@ -315,118 +345,134 @@ __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, 
     return mpt__load(array.data, array.dtype, mpt__attention_row(array, b, h, row));
 }
 
-/* Also the sums of dout out, which the other pass reads. */
-__global__ void __launch_bounds__(MPT__THREADS, 2)
-    mpt__attention_dq_kernel(const mpt__attention w) {
-    extern __shared__ float mpt__attention_room[];
+/* Writes the rows of `dq`, or SOME, as above, and of `delta`: sums of dout out, which the other
+   pass reads. `half`: what dout is rounded to for products, or 0. */
+__device__ unsigned int mpt__attention_item_dq(const mpt__attention &w,
+                                               const mpt__attention_item &t,
+                                               unsigned long long sequence, int half, bool some) {
     const int wide = w.depth + 1, out = w.width + 1;
-    float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
+    float *q = mpt__attention_shared(), *dout = q + w.n * wide, *k = dout + w.n * out;
     float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
     float *lse = slope + w.n * w.n, *delta = lse + w.n;
-    const unsigned long long sequence = mpt__attention_sequence(w);
-    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-        const mpt__attention_item t = mpt__attention_at(w, item, false);
-        const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-        mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
-        mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-        mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+    bool careful = some;
+    const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+    mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
+    mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+    mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+    __syncthreads();
+    for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
+        delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
+        lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
+        mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+        for (int c = 0; half != 0 && c < w.width; c++)
+            dout[r * out + c] = mpt__computed(dout[r * out + c], half);
+    }
+again:
+    mpt__attention_clear(sum, w.n * wide);
+    __syncthreads();
+    const long long first = mpt__attention_first_key(w, t);
+    for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
+        const int m = (int)(seen - key < w.n ? seen - key : w.n);
+        const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+        mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+        mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
         __syncthreads();
-        for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
-            delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
-            lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
-            mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+        for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+            const int c = i / t.n, r = i % t.n;
+            const long long query = t.first + r;
+            float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+            score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
+            float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
+            if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+            slope[c * w.n + r] =
+                score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
         }
-        bool careful = false;
-    again:
-        mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
-        const long long first = mpt__attention_first_key(w, t);
-        for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
-            const int m = (int)(seen - key < w.n ? seen - key : w.n);
-            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-            mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-            mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+        mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
+        __syncthreads();
+    }
+    if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
+        careful = true;
+        goto again;
+    }
+    const unsigned int rows = some ? mpt__attention_broken(sum, t.n, w.depth) : ~0u;
+    if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum, rows);
+    __syncthreads();
+    return rows;
+}
+
+__global__ void __launch_bounds__(MPT__THREADS, 2)
+    mpt__attention_dq_kernel(const mpt__attention w) {
+    const unsigned long long sequence = mpt__attention_sequence(w);
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+        mpt__attention_item_dq(w, mpt__attention_at(w, item, false), sequence, 0, false);
+}
+
+/* Writes the rows of `dk` and `dv`, or SOME. */
+__device__ unsigned int mpt__attention_item_dkv(const mpt__attention &w,
+                                                const mpt__attention_item &t,
+                                                unsigned long long sequence, int half, bool some) {
+    const int wide = w.depth + 1, out = w.width + 1;
+    float *k = mpt__attention_shared(), *v = k + w.n * wide, *q = v + w.n * out;
+    float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
+    float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
+    const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
+    const long long last = t.first + t.n - 1 + w.window - w.past;
+    const long long end = w.causal && last < w.queries ? last : w.queries;
+    bool careful = some;
+    mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
+    mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+again:
+    mpt__attention_clear(dk, w.n * (wide + out));
+    for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
+        for (long long query = begin; query < end; query += w.n) {
+            const int m = (int)(end - query < w.n ? end - query : w.n);
+            const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
+            mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
+            mpt__attention_load(w.dout, half, t.batch, h, query, m, w.width, 1.0f, dout);
             __syncthreads();
             for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
                 const int c = i / t.n, r = i % t.n;
-                const long long query = t.first + r;
-                float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-                score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
-                float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
-                if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
-                slope[c * w.n + r] =
-                    score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
+                const long long at = query + c;
+                float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
+                score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
+                float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
+                if (w.drops)
+                    kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
+                const float p =
+                    score == -INFINITY
+                        ? 0.0f
+                        : expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+                const float delta = mpt__attention_number(w.delta, t.batch, h, at);
+                weight[c * w.n + r] = p * kept;
+                slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
             }
             __syncthreads();
-            mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
+            mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
+            mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
             __syncthreads();
         }
-        if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
-            careful = true;
-            goto again;
-        }
-        if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
-        __syncthreads();
     }
+    __syncthreads();
+    if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
+                     mpt__attention_leaks(w, dv, t.n, w.width))) {
+        careful = true;
+        goto again;
+    }
+    const unsigned int rows = !some ? ~0u
+                                    : mpt__attention_broken(dk, t.n, w.depth) |
+                                          mpt__attention_broken(dv, t.n, w.width);
+    if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk, rows);
+    if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv, rows);
+    __syncthreads();
+    return rows;
 }
 
 __global__ void __launch_bounds__(MPT__THREADS, 2)
     mpt__attention_dkv_kernel(const mpt__attention w) {
-    extern __shared__ float mpt__attention_room[];
-    const int wide = w.depth + 1, out = w.width + 1;
-    float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
-    float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
-    float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
     const unsigned long long sequence = mpt__attention_sequence(w);
-    for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-        const mpt__attention_item t = mpt__attention_at(w, item, true);
-        const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
-        const long long last = t.first + t.n - 1 + w.window - w.past;
-        const long long end = w.causal && last < w.queries ? last : w.queries;
-        mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
-        mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-        bool careful = false;
-    again:
-        mpt__attention_clear(dk, w.n * (wide + out));
-        for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
-            for (long long query = begin; query < end; query += w.n) {
-                const int m = (int)(end - query < w.n ? end - query : w.n);
-                const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
-                mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
-                mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
-                __syncthreads();
-                for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-                    const int c = i / t.n, r = i % t.n;
-                    const long long at = query + c;
-                    float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
-                    score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
-                    float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
-                    if (w.drops)
-                        kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
-                    const float p =
-                        score == -INFINITY
-                            ? 0.0f
-                            : expf(score - mpt__attention_number(w.lse, t.batch, h, at));
-                    const float delta = mpt__attention_number(w.delta, t.batch, h, at);
-                    weight[c * w.n + r] = p * kept;
-                    slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
-                }
-                __syncthreads();
-                mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
-                mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
-                __syncthreads();
-            }
-        }
-        __syncthreads();
-        if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
-                         mpt__attention_leaks(w, dv, t.n, w.width))) {
-            careful = true;
-            goto again;
-        }
-        if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
-        if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
-        __syncthreads();
-    }
+    for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+        mpt__attention_item_dkv(w, mpt__attention_at(w, item, true), sequence, 0, false);
 }
 
 #define MPT__ATTENTION_ROOM 49152 /* bytes of shared memory that every card gives a block */
@@ -470,6 +516,7 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
                          "a head is too wide for the shared memory of a GPU (about 2000 elements)");
         return false;
     }
+    w->rows = w->n;
     w->blocks = ((by_keys ? w->keys : w->queries) + w->n - 1) / w->n;
     w->items = o[0].shape[0] * (by_keys ? w->heads / w->group : w->heads) * w->blocks;
     return true;
@@ -477,45 +524,6 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
 
 unsigned int mpt__attention_blocks(const mpt__attention &w) {
     return (unsigned int)(w.items < (1 << 20) ? w.items : 1 << 20);
-}
-
-mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
-    mpt__attention w;
-    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-    w.out = mpt__array_of(call, 4);
-    w.lse = mpt__array_of(call, 5);
-    if (w.items == 0) return MPT_OK;
-    mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
-                            call->stream>>>(w);
-    return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
-    mpt__attention w;
-    if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-    w.lse = mpt__array_of(call, 4);
-    w.dout = mpt__array_of(call, 5);
-    w.delta = mpt__array_of(call, 6);
-    w.dq = mpt__array_of(call, 7);
-    w.out = mpt__array_of(call, 8);
-    if (w.items == 0) return MPT_OK;
-    mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-                               mpt__attention_bytes(w, false), call->stream>>>(w);
-    return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
-    mpt__attention w;
-    if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
-    w.lse = mpt__array_of(call, 4);
-    w.dout = mpt__array_of(call, 5);
-    w.delta = mpt__array_of(call, 6);
-    w.dk = mpt__array_of(call, 7);
-    w.dv = mpt__array_of(call, 8);
-    if (w.items == 0) return MPT_OK;
-    mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-                                mpt__attention_bytes(w, true), call->stream>>>(w);
-    return MPT_OK;
 }
 
 /* ---- Rotary positions ---- */

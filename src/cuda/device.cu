@@ -18,6 +18,7 @@ struct mpt__cuda {
     char name[256];
     int processors;      /* streaming multiprocessors */
     int capability;      /* 90 for 9.0 */
+    bool matrix;         /* kernels that use tensor cores by themselves are compiled in */
     int64_t memory;      /* bytes on the card */
     unsigned int *ticket; /* on the card; 0 between launches (mpt__last_block) */
     struct mpt__cuda_transfers *transfers;
@@ -295,6 +296,119 @@ __device__ bool mpt__last_block(unsigned int *ticket) {
     __syncthreads();
     return last;
 }
+
+/* ==== Tensor cores ====
+ *
+ * Instructions of compute capability 8.0 and up, for whole warps. Compiled for older cards a kernel
+ * that uses them is empty, and what it calls is not there: mpt__cuda.matrix says which it is. The
+ * simulator of tests/cudasim executes each lane by lane. */
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define MPT__MATRIX 1
+#else
+#define MPT__MATRIX 0
+#endif
+
+#if MPT__MATRIX
+/* d += a b, of [16, 16] and [16, 8]: mma.m16n8k16 on bf16 or fp16, summed in fp32. */
+template <bool F16>
+__device__ __forceinline__ void mpt__mma(float (&d)[4], const unsigned int (&a)[4],
+                                         unsigned int low, unsigned int high) {
+#if defined(CUDASIM_H)
+    const unsigned int b[2] = {low, high};
+    cudasim::multiply(d, a, b, !F16);
+#elif defined(__CUDA_ARCH__)
+    if (F16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+#else
+    (void)d, (void)a, (void)low, (void)high;
+#endif
+}
+
+/* Four matrices [8, 8] of 16 bits from shared memory; lane 8 i + r names row r of matrix i. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void mpt__ldmatrix(unsigned int (&x)[4], const unsigned short *row) {
+#if defined(CUDASIM_H)
+    cudasim::load_matrices(x, row, TRANSPOSED);
+#elif defined(__CUDA_ARCH__)
+    const unsigned int at = (unsigned int)__cvta_generic_to_shared(row);
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(at)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(at)
+                     : "memory");
+#else
+    (void)x, (void)row;
+#endif
+}
+
+/* Begins to copy BYTES, 4 or 16, from global to shared memory, or zeros if they are not THERE. */
+template <int BYTES>
+__device__ __forceinline__ void mpt__copy_begin(void *to, const void *from, bool there) {
+#if defined(CUDASIM_H)
+    cudasim::copy_async(to, from, BYTES, there ? BYTES : 0);
+#elif defined(__CUDA_ARCH__)
+    const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from),
+                     "r"(there ? 4 : 0)
+                     : "memory");
+#else
+    (void)to, (void)from, (void)there;
+#endif
+}
+
+/* Waits for all copies that this thread has begun; the others see them behind a barrier. */
+__device__ __forceinline__ void mpt__copy_wait() {
+#if defined(CUDASIM_H)
+    cudasim::commit_copies();
+    cudasim::wait_copies(0);
+#elif defined(__CUDA_ARCH__)
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/* 2^x; 0 for what is below 2^-126. */
+__device__ __forceinline__ float mpt__exp2(float x) {
+#if defined(__CUDA_ARCH__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* Two numbers rounded to 16 bits, the first one in the lower half. */
+template <bool F16> __device__ __forceinline__ unsigned int mpt__pack2(float low, float high) {
+    unsigned int bits;
+    if (F16) {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    }
+    return bits;
+}
+#endif /* MPT__MATRIX */
 
 /* ==== Arrays in host code ==== */
 

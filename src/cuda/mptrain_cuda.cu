@@ -47,6 +47,7 @@ namespace {
 #include "conv.cu"
 #include "norm.cu"
 #include "attention.cu"
+#include "attention_matrix.cu"
 #include "fp8.cu"
 #include "recurrent.cu"
 #include "runtime.cu"

@@ -265,6 +265,9 @@ int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
     case MPT__K_CONV_BACKWARD_WEIGHT: return mpt__cuda_conv_workspace(launch);
     case MPT__K_NORM: return mpt__cuda_norm_workspace(launch);
     case MPT__K_NORM_BACKWARD: return mpt__cuda_norm_workspace(launch);
+    case MPT__K_ATTENTION: return mpt__cuda_attention_workspace(launch);
+    case MPT__K_ATTENTION_DQ: return mpt__cuda_attention_workspace(launch);
+    case MPT__K_ATTENTION_DKV: return mpt__cuda_attention_workspace(launch);
     case MPT__K_EMBEDDING_BACKWARD: return mpt__cuda_embedding_backward_workspace(launch);
     default: return 0;
     }
@@ -440,6 +443,7 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
     cuda->processors = card.multiProcessorCount;
     cuda->capability = card.major * 10 + card.minor;
+    cuda->matrix = cuda->capability >= 80 && kernel.ptxVersion >= 80;
     cuda->memory = (int64_t)card.totalGlobalMem;
     cuda->transfers = mpt__cuda_transfers_create(&error);
     if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");

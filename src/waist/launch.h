@@ -274,7 +274,7 @@ typedef struct mpt__operand {
  *           0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores, +infinity where it sees nothing.
  *           imm[1]: probability of dropout on the softmax; weight [b, h, t, s] draws word ((b H +
  *           h) T + t) S' + s of rng, as DROPOUT, with S' = S rounded up to 4. compute_dtype rounds
- *           o0, o1 and o2 as in GEMM; all in between is fp32.
+ *           o0 to o2 as in GEMM, at times weights; else fp32.
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.

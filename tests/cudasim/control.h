@@ -28,6 +28,9 @@ void cudasim_set_memory(size_t bytes);
 /* How often threads of kernels began or went on behind a barrier: a measure of work. */
 unsigned long long cudasim_switches(void);
 
+/* How often kernels were launched that have this in their names, as the .cu writes them. */
+unsigned long long cudasim_launched(const char *part);
+
 /* How much of the host's memory is page-locked. */
 size_t cudasim_locked(void);
 

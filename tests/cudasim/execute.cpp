@@ -193,7 +193,19 @@ fiber *idle[MAX_THREADS];
 unsigned idle_count;
 #endif
 
-[[noreturn]] void fail(site s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// The copies of a thread that are under way; `group` of those begun last is not closed yet.
+struct async_copies {
+    struct entry {
+        copy what;
+        unsigned group;
+    };
+    std::vector<entry> waiting;
+    size_t taken;
+    unsigned group;
+} async_copies[MAX_THREADS];
+
+} // namespace
+
 void fail(site s, const char *format, ...) {
     char text[256];
     va_list arguments;
@@ -204,6 +216,8 @@ void fail(site s, const char *format, ...) {
         block.name ? block.name : "?", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
         threadIdx.z, text);
 }
+
+namespace {
 
 void shuffle_threads() {
     if (order_option > DESCENDING) std::shuffle(block.order, block.order + block.size, generator);
@@ -355,16 +369,70 @@ unsigned source_lane(const lane &a, unsigned k) {
     case warp_op::up:
         from -= a.argument;
         break;
-    case warp_op::ballot:
-    case warp_op::sync:
+    default:
         break;
     }
     const bool outside = from >= end || (a.op == warp_op::up && from < base);
     return outside ? k : (unsigned)from & 31;
 }
 
+// Sixteen bits as the number that they are.
+float widened(uint32_t bits, bool bfloat) {
+    if (bfloat) return bit_cast<float>(bits << 16);
+    const uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const uint32_t sign = (bits & 0x8000) << 16;
+    if (exponent == 0)
+        return bit_cast<float>(sign | bit_cast<uint32_t>((float)fraction * 0x1p-24f));
+    return bit_cast<float>(sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13);
+}
+
+// d += a b, of 16 x 16 and 16 x 8: the fragments of PTX's "Matrix Fragments for mma.m16n8k16".
+void multiply_matrices(const lane *lanes) {
+    float a[16][16], b[16][8];
+    for (unsigned k = 0; k < 32; k++) {
+        const mma_lane &l = *(const mma_lane *)(uintptr_t)lanes[k].value;
+        const unsigned row = k / 4, pair = k % 4 * 2;
+        for (unsigned i = 0; i < 8; i++)
+            a[row + i / 2 % 2 * 8][pair + i / 4 * 8 + i % 2] =
+                widened(l.a[i / 2] >> i % 2 * 16 & 0xffff, l.bfloat);
+        for (unsigned i = 0; i < 4; i++)
+            b[pair + i / 2 * 8 + i % 2][row] = widened(l.b[i / 2] >> i % 2 * 16 & 0xffff, l.bfloat);
+    }
+    for (unsigned k = 0; k < 32; k++) {
+        const mma_lane &l = *(const mma_lane *)(uintptr_t)lanes[k].value;
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned row = k / 4 + i / 2 * 8, column = k % 4 * 2 + i % 2;
+            float sum = l.d[i];
+            for (unsigned j = 0; j < 16; j++) sum += a[row][j] * b[j][column];
+            l.d[i] = sum;
+        }
+    }
+}
+
+// The instructions of whole warps, whose lanes bring pointers.
+void complete_aligned(unsigned w, unsigned group) {
+    lane *lanes = block.lanes + w * 32;
+    if (group != ~0u) fail(lanes[__builtin_ctz(group)].where, "not all lanes of the warp are here");
+    if (lanes[0].op == warp_op::mma) multiply_matrices(lanes);
+    const void *rows[32];
+    for (unsigned k = 0; k < 32; k++)
+        rows[k] =
+            lanes[0].op == warp_op::rows ? *(const void **)(uintptr_t)lanes[k].value : nullptr;
+    for (unsigned k = 0; k < 32; k++) {
+        if (lanes[k].op == warp_op::rows)
+            memcpy((void *)(uintptr_t)lanes[k].value, rows, sizeof rows);
+        block.threads[w * 32 + k].now = state::ready;
+    }
+    block.warps[w].waiting = 0;
+}
+
 void exchange(unsigned w, unsigned group) {
     lane *lanes = block.lanes + w * 32;
+    const warp_op op = lanes[__builtin_ctz(group)].op;
+    if (op == warp_op::mma || op == warp_op::rows) {
+        complete_aligned(w, group);
+        return;
+    }
     uint64_t values[32], ballot = 0;
     for (unsigned k = 0; k < 32; k++) {
         values[k] = group >> k & 1 ? lanes[k].value : ~uint64_t{0}; // an absent lane gives garbage
@@ -444,6 +512,8 @@ void begin_block() {
     for (unsigned i = 0; i < size; i++) {
         block.threads[i] = cuda_thread{nullptr, state::fresh, {nullptr, 0}};
         block.order[i] = order_option == DESCENDING ? size - 1 - i : i;
+        async_copies[i].waiting.clear();
+        async_copies[i].taken = async_copies[i].group = 0;
 #ifdef SIM_TSAN
         fiber *&runner = runners[i + parity()];
         if (!runner) runner = new_fiber(); // here, so that what the host did is ordered before it
@@ -533,6 +603,25 @@ void fill(void *at, size_t size) {
 void *dynamic_shared() { return block.dynamic; }
 
 void trap(site s) { fail(s, "__trap"); }
+
+void copy_later(const copy &c) {
+    struct async_copies &own = async_copies[block.current];
+    own.waiting.push_back({c, own.group});
+}
+
+void commit_copies() { async_copies[block.current].group++; }
+
+bool next_copy(unsigned groups, copy *c) {
+    struct async_copies &own = async_copies[block.current];
+    if (own.taken == own.waiting.size()) {
+        own.waiting.clear();
+        own.taken = 0;
+        return false;
+    }
+    if (own.waiting[own.taken].group + groups >= own.group) return false;
+    *c = own.waiting[own.taken++].what;
+    return true;
+}
 
 int barrier(site s, vote v, bool predicate) {
     if (!block.running) fail(s, "a barrier outside a kernel");

@@ -58,6 +58,31 @@ __global__ void missing_lanes(float *out) {
     out[threadIdx.x] = v;
 }
 
+__global__ void copy_not_awaited(float *out, const float *in) {
+    __shared__ float part[N];
+    cudasim::copy_async(part + threadIdx.x, in + threadIdx.x, 4, 4);
+    cudasim::commit_copies();
+    cudasim::wait_copies(1); // all but the last group
+    out[threadIdx.x] = part[threadIdx.x];
+}
+
+__global__ void half_a_warp_multiplies(float *out) {
+    const uint32_t a[4] = {0, 0, 0, 0};
+    float d[4] = {0, 0, 0, 0};
+    if (threadIdx.x % 32 < 16) return;
+    cudasim::multiply(d, a, a, false);
+    out[threadIdx.x] = d[0];
+}
+
+__global__ void matrix_off_its_row(float *out) {
+    __shared__ __align__(16) uint16_t rows[32 * 8 + 8];
+    uint32_t x[4];
+    rows[threadIdx.x] = 0;
+    __syncthreads();
+    cudasim::load_matrices(x, rows + 1 + threadIdx.x % 32 * 8, false);
+    out[threadIdx.x] = (float)x[0];
+}
+
 __global__ void divergent_shuffle(float *out) {
     float v = (float)threadIdx.x;
     if (threadIdx.x & 1)
@@ -194,6 +219,22 @@ int barrier() {
 int lanes() {
     float *out = device();
     missing_lanes<<<1, N>>>(out);
+    return check(out);
+}
+int copies() {
+    float *out = device(), *in = device();
+    cudaMemset(in, 0, N * sizeof *in);
+    copy_not_awaited<<<1, N>>>(out, in);
+    return check(out);
+}
+int lanes_of_a_product() {
+    float *out = device();
+    half_a_warp_multiplies<<<1, N>>>(out);
+    return check(out);
+}
+int rows_of_a_matrix() {
+    float *out = device();
+    matrix_off_its_row<<<1, N>>>(out);
     return check(out);
 }
 int shuffles() {
@@ -399,6 +440,9 @@ const struct {
     F(misaligned_store),
     F(barrier),
     F(lanes),
+    F(copies),
+    F(lanes_of_a_product),
+    F(rows_of_a_matrix),
     F(shuffles),
     F(source),
     F(uninitialised),

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Tests the matrix products of mptrain_cuda.cu in the simulator: products.sh FOLDER [MODE...]
+# Tests the matrix products and attention of mptrain_cuda.cu in the simulator:
+#     products.sh FOLDER [MODE...]
 # MODE: plain (also with threads in other orders, and streams that wait), asan, tsan.
 # On a machine with a GPU: nvcc -arch=native -I. -Isrc tests/cudasim/test_products.cu -lcublasLt
 set -eu
@@ -19,11 +20,13 @@ for mode in "$@"; do
         tsan) flags='-O1 -fsanitize=thread' orders=0 ;;
         *) echo "products.sh: what is $mode?" >&2 && exit 2 ;;
     esac
-    program=$folder/test_products-$mode
-    sh "$here/build.sh" "$program" "-g $flags -Wall -Wextra -I$folder/rewritten -I$root/src -I$here" \
-        "$here/test_products.cu"
-    for order in $orders; do
-        echo "== $mode, order $order"
-        CUDASIM_ORDER=$order CUDASIM_ASYNC=$((order > 0)) "$program"
+    for test in ${CUDASIM_TESTS:-test_products test_attention}; do
+        program=$folder/$test-$mode
+        sh "$here/build.sh" "$program" \
+            "-g $flags -Wall -Wextra -I$folder/rewritten -I$root/src -I$here" "$here/$test.cu"
+        for order in $orders; do
+            echo "== $test, $mode, order $order"
+            CUDASIM_ORDER=$order CUDASIM_ASYNC=$((order > 0)) "$program"
+        done
     done
 done

@@ -52,6 +52,9 @@ freed_memory             asan  -                use-after-poison
 misaligned_store         asan  -                misaligned address
 barrier                  plain -                divergent barrier
 lanes                    plain -                deadlock
+copies                   plain -                wrong: element 0 is -*nan
+lanes_of_a_product       plain -                not all lanes of the warp
+rows_of_a_matrix         plain -                not aligned to 16 bytes
 shuffles                 plain -                divergent warp function
 source                   plain -                wrong: element 8
 uninitialised            plain -                wrong: element 0 is -*nan

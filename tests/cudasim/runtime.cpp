@@ -416,6 +416,7 @@ bool all_joined(const CUgraph_st *graph) {
 // ---- Kernels ------------------------------------------------------------------------------------
 
 std::map<const void *, size_t> shared_limits;
+std::map<std::string, unsigned long long> launched; // by the kernel's name
 
 bool valid_launch(const config &c, const void *kernel) {
     const size_t threads = (size_t)c.block.x * c.block.y * c.block.z;
@@ -500,6 +501,7 @@ void enqueue_kernel(const config &c, const char *name, const void *kernel,
         result(cudaErrorInvalidConfiguration);
         return;
     }
+    launched[name]++;
     const int device = device_of(own_stream(name, c.stream));
     for (size_t i = 0; i < count; i++) check_parameter(name, i, parameters[i], device);
     enqueue(c.stream, [c, name, thread] {
@@ -532,6 +534,13 @@ void cudasim_set_capability(int number) { capability = number; }
 void cudasim_set_deferred(int late) {
     deferred = late != 0;
     if (!deferred) drain_all();
+}
+
+unsigned long long cudasim_launched(const char *part) {
+    unsigned long long sum = 0;
+    for (const auto &kernel : launched)
+        if (kernel.first.find(part) != std::string::npos) sum += kernel.second;
+    return sum;
 }
 
 unsigned long long cudasim_switches(void) { return switches(); }
@@ -637,6 +646,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
     BEGIN;
     *attributes = cudaFuncAttributes{};
     attributes->maxThreadsPerBlock = 1024;
+    attributes->ptxVersion = attributes->binaryVersion = capability;
     return cudaSuccess;
 }
 

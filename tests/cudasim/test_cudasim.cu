@@ -251,6 +251,60 @@ TEST(warp_functions_as_documented) {
     }
 }
 
+// c [16, 8] = a [16, 16] b, where b is given as it is, [16, 8], or transposed, [8, 16]: by a warp.
+template <bool TRANSPOSED>
+__global__ void product_of_a_warp(float *c, const uint16_t *a, const uint16_t *b, bool bfloat) {
+    __shared__ __align__(16) uint16_t left[16][16], right[16 * 16];
+    const unsigned lane = threadIdx.x, row = lane % 16, half = lane / 16;
+    const unsigned pitch = TRANSPOSED ? 16 : 8;
+    cudasim::copy_async(&left[row][half * 8], a + row * 16 + half * 8, 16, 16);
+    cudasim::copy_async(right + lane * 8, b + lane % 16 * 8, 16, lane < 16 ? 16 : 0);
+    cudasim::commit_copies();
+    cudasim::wait_copies(0);
+    __syncwarp();
+    uint32_t x[4], y[4];
+    float d[4] = {1, 1, 1, 1};
+    cudasim::load_matrices(x, &left[row][half * 8], false);
+    // Of the right one only two matrices are of interest: k 0 to 7, and 8 to 15.
+    const unsigned two = lane / 8 % 2;
+    cudasim::load_matrices(y, TRANSPOSED ? right + lane % 8 * pitch + two * 8 : right + row * pitch,
+                           !TRANSPOSED);
+    cudasim::multiply(d, x, y, bfloat);
+    for (unsigned i = 0; i < 4; i++)
+        c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+    if (lane == 0 && right[16 * 8] != 0) c[0] = -1; // of nothing come zeros
+}
+
+template <class T> void check_product_of_a_warp(bool bfloat) {
+    const std::vector<T> a = random_values<T>(256), b = random_values<T>(128);
+    std::vector<T> across(128);
+    for (size_t k = 0; k < 16; k++)
+        for (size_t n = 0; n < 8; n++) across[n * 16 + k] = b[k * 8 + n];
+    device_array<T> left(a), right(b), turned(across);
+    for (int way = 0; way < 2; way++) {
+        device_array<float> out(128);
+        if (way)
+            product_of_a_warp<true><<<1, 32>>>(out.at, (const uint16_t *)left.at,
+                                               (const uint16_t *)turned.at, bfloat);
+        else
+            product_of_a_warp<false><<<1, 32>>>(out.at, (const uint16_t *)left.at,
+                                                (const uint16_t *)right.at, bfloat);
+        const std::vector<float> got = out.read();
+        for (size_t m = 0; m < 16; m++)
+            for (size_t n = 0; n < 8; n++) {
+                double want = 1;
+                for (size_t k = 0; k < 16; k++)
+                    want += (double)widened(a[m * 16 + k]) * (double)widened(b[k * 8 + n]);
+                CHECK(fabs(got[m * 8 + n] - want) < 1e-5);
+            }
+    }
+}
+
+TEST(tensor_cores_multiply_fragments) {
+    check_product_of_a_warp<__half>(false);
+    check_product_of_a_warp<__nv_bfloat16>(true);
+}
+
 TEST(votes_of_a_block) {
     device_array<int> out(3);
     votes<<<1, 50>>>(out.at);
@@ -874,6 +928,7 @@ TEST(products_that_the_library_rejects) {
 TEST_TABLE = {T(elementwise_with_wide_loads),
               T(block_reductions),
               T(warp_functions_as_documented),
+              T(tensor_cores_multiply_fragments),
               T(votes_of_a_block),
               T(atomics),
               T(intrinsics),

@@ -55,7 +55,7 @@ struct parameter {
     size_t size;
 };
 
-enum class warp_op { shuffle, down, up, exchange, ballot, sync };
+enum class warp_op { shuffle, down, up, exchange, ballot, sync, rows, mma };
 enum class vote { count, all, any };
 
 void enqueue_kernel(const config &c, const char *name, const void *kernel,
@@ -65,6 +65,25 @@ int barrier(site s, vote v, bool predicate);
 // The value that the lane gets, or the ballot.
 uint64_t warp(site s, warp_op op, unsigned mask, uint64_t value, int argument, int width);
 [[noreturn]] void trap(site s);
+[[noreturn]] void fail(site s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// What a lane brings into mma.m16n8k16, and where it gets its part of the sum.
+struct mma_lane {
+    const uint32_t *a, *b; // four and two pairs of 16-bit numbers
+    float *d;              // four, added to
+    bool bfloat;
+};
+
+// A cp.async that is under way: `valid` of the bytes are copied, the others become 0.
+struct copy {
+    void *to;
+    const void *from;
+    unsigned bytes, valid;
+};
+void copy_later(const copy &c);
+void commit_copies();
+// Takes the next copy, in order, of all but the last `groups` groups; false when there is none.
+bool next_copy(unsigned groups, copy *c);
 
 // Arguments are converted once, at the launch, and copied for each thread, as CUDA does.
 template <class... P, class... A>
@@ -201,6 +220,54 @@ template <class T>
 static inline T atomicCAS(T *at, ::cudasim::same<T> expected, ::cudasim::same<T> value) {
     return ::cudasim::update(at, [=](T old) { return old == expected ? value : old; });
 }
+
+// ---- Tensor cores and asynchronous copies, as the PTX manual defines them: lane by lane ---------
+
+namespace cudasim {
+
+inline unsigned lane_of_thread() {
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+}
+
+// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16: lane 8 i + r gives row r of matrix i.
+inline void load_matrices(uint32_t out[4], const void *row, bool transposed, CUDASIM_HERE) {
+    const void *rows[32] = {row};
+    const unsigned lane = lane_of_thread();
+    if ((uintptr_t)row % 16) fail(CUDASIM_SITE, "ldmatrix: a row is not aligned to 16 bytes");
+    warp(CUDASIM_SITE, warp_op::rows, 0xffffffffu, (uint64_t)(uintptr_t)rows, 0, 32);
+    for (unsigned i = 0; i < 4; i++) {
+        if (!transposed) {
+            out[i] = ((const uint32_t *)rows[8 * i + lane / 4])[lane % 4];
+            continue;
+        }
+        const void *const *two = rows + 8 * i + lane % 4 * 2;
+        const uint32_t low = ((const uint16_t *)two[0])[lane / 4];
+        out[i] = low | (uint32_t)((const uint16_t *)two[1])[lane / 4] << 16;
+    }
+}
+
+// mma.sync.aligned.m16n8k16.row.col.f32.{f16,bf16}.{f16,bf16}.f32 with d as its own addend.
+inline void multiply(float d[4], const uint32_t a[4], const uint32_t b[2], bool bfloat,
+                     CUDASIM_HERE) {
+    const mma_lane lane = {a, b, d, bfloat};
+    warp(CUDASIM_SITE, warp_op::mma, 0xffffffffu, (uint64_t)(uintptr_t)&lane, bfloat, 32);
+}
+
+// cp.async: what is there until the thread waits for it is not the data.
+inline void copy_async(void *to, const void *from, unsigned bytes, unsigned valid, CUDASIM_HERE) {
+    if ((uintptr_t)to % bytes || (valid && (uintptr_t)from % bytes))
+        fail(CUDASIM_SITE, "cp.async: an address is not aligned to %u bytes", bytes);
+    for (unsigned i = 0; i < bytes / 4; i++) ((uint32_t *)to)[i] = 0xffffffffu;
+    copy_later(copy{to, from, bytes, valid});
+}
+inline void wait_copies(unsigned groups) {
+    copy c;
+    while (next_copy(groups, &c))
+        for (unsigned i = 0; i < c.bytes / 2; i++)
+            ((uint16_t *)c.to)[i] = 2 * i < c.valid ? ((const uint16_t *)c.from)[i] : uint16_t{0};
+}
+
+} // namespace cudasim
 
 // ---- Loads and stores with cache hints ----------------------------------------------------------
 
