@@ -7,46 +7,46 @@
    included by each level (cpu/level/), once for each.
 
    Words that mean one thing:
-	 op record    what a call of an op leaves behind for backward: inputs, outputs, numbers
-	 launch       what an op asks of a backend: a kernel, operands, numbers; no pointers
-	 kernel       what a launch names; each backend has a table of them
-	 operand      a strided view of a storage, by the storage's number
-	 storage      a piece of device memory, counted apart from the tensors that see it
-	 slot         a number on the device (lr, loss scale, found_inf) that kernels read by its place
-	 block        what kernels load, compute and store at a time; also the one that holds all
+	 op record		what a call of an op leaves behind for backward: inputs, outputs, numbers
+	 launch			what an op asks of a backend: a kernel, operands, numbers; no pointers
+	 kernel			what a launch names; each backend has a table of them
+	 operand		a strided view of a storage, by the storage's number
+	 storage		a piece of device memory, counted apart from the tensors that see it
+	 slot			a number on the device (lr, loss scale, found_inf) that kernels read by its place
+	 block			what kernels load, compute and store at a time; also the one that holds all
 				  parameters of a tree
-	 segment      where a parameter lies in that block
-	 chunk        the work that one thread takes in one go; results do not depend on who takes it
-	 level        an instruction set of the CPU
-	 word         an operation on a vector of a level: v_add; the vocabulary is all of them
-	 routines     what a level computes blocks with, made of words
-	 lane         a place in a vector, or one of the 16 partial sums that every sum has */
+	 segment		where a parameter lies in that block
+	 chunk			the work that one thread takes in one go; results do not depend on who takes it
+	 level			an instruction set of the CPU
+	 word			an operation on a vector of a level: v_add; the vocabulary is all of them
+	 routines		what a level computes blocks with, made of words
+	 lane			a place in a vector, or one of the 16 partial sums that every sum has */
 /* mptrain.h 0.1.0: neural network training in mixed precision, in one C header.
  *
  * Tensors, autograd, autocast to fp16 and bf16, loss scaling, layers, optimizers, data loading and
  * weights files, with nothing but libc and threads. C11 and C++17; the declarations also C++11.
  * Public domain or MIT-0, as you choose; see the end of the file.
  *
- * CONTENTS   (search for "MANUAL n" or for the banners "==== Name" of the API below)
- *     MANUAL 1   quick start
- *     MANUAL 2   building, options
- *     MANUAL 3   memory and lifetime
- *     MANUAL 4   errors
- *     MANUAL 5   threads and determinism
- *     MANUAL 6   precision: autocast, pure half
- *     MANUAL 7   loss scaling
- *     MANUAL 8   modules, ops and optimizers of your own
- *     MANUAL 9   data
- *     MANUAL 10  files
- *     MANUAL 11  finding out what happens
- *     MANUAL 12  GPUs and captured steps
- *     MANUAL 13  small machines; limits
- *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
- *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Recurrent
- *     layers, Images of another size, Images, Text, Tables, Arrays: examples of each are in
- *     tests/api_shown.c; then, where MPTRAIN_IMPLEMENTATION is defined, the implementation;
- *     changelog and licence.
+ * CONTENTS		(search for "MANUAL n" or for the banners "==== Name" of the API below)
+ *		MANUAL 1		quick start
+ *		MANUAL 2		building, options
+ *		MANUAL 3		memory and lifetime
+ *		MANUAL 4		errors
+ *		MANUAL 5		threads and determinism
+ *		MANUAL 6		precision: autocast, pure half
+ *		MANUAL 7		loss scaling
+ *		MANUAL 8		modules, ops and optimizers of your own
+ *		MANUAL 9		data
+ *		MANUAL 10	files
+ *		MANUAL 11	finding out what happens
+ *		MANUAL 12	GPUs and captured steps
+ *		MANUAL 13	small machines; limits
+ *		then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
+ *		Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
+ *		steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Recurrent
+ *		layers, Images of another size, Images, Text, Tables, Arrays: examples of each are in
+ *		tests/api_shown.c; then, where MPTRAIN_IMPLEMENTATION is defined, the implementation;
+ *		changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
 
@@ -55,7 +55,7 @@
 	#include "mptrain.h"
 	int main(void) {
 		const float x[] = {0, 0, 0, 1, 1, 0, 1, 1}; // four samples of two inputs
-		const int64_t y[] = {0, 1, 1, 0};           // and their classes: exclusive or
+		const int64_t y[] = {0, 1, 1, 0};			// and their classes: exclusive or
 		mpt_config config = mpt_config_default();
 		config.log.write = mpt_log_stderr; // warnings and errors
 		mpt_context *ctx = mpt_create(&config);
@@ -76,21 +76,21 @@ mpt_fit is the short road. The loop that it stands for, in full:
 
 	mpt_scaler scaler = mpt_grad_scaler(ctx, NULL);
 	mpt_batch b;
-	while (mpt_loader_next(loader, &b)) {          // one epoch
-		mpt_step_begin(ctx);                       // tensors made from here die at mpt_step_end
+	while (mpt_loader_next(loader, &b)) {			// one epoch
+		mpt_step_begin(ctx);						// tensors made from here die at mpt_step_end
 		mpt_autocast_begin(ctx, MPT_F16);
 		mpt_tensor loss = mpt_nll_loss(mpt_forward(net, b.x), b.y, NULL);
 		mpt_autocast_end(ctx);
 		mpt_zero_grad(optimizer);
 		mpt_backward(mpt_scale_loss(scaler, loss));
-		mpt_unscale(scaler, optimizer);            // only needed to clip:
+		mpt_unscale(scaler, optimizer);				// only needed to clip:
 		mpt_clip_grad_norm(optimizer, 1.0);
-		mpt_scaler_step(scaler, optimizer);        // skips the step if a gradient overflowed
+		mpt_scaler_step(scaler, optimizer);			// skips the step if a gradient overflowed
 		mpt_scaler_update(scaler);
-		mpt_metric_push(ctx, "loss", loss);        // a running mean, without waiting
+		mpt_metric_push(ctx, "loss", loss);			// a running mean, without waiting
 		mpt_step_end(ctx);
 	}
-	if (mpt_failed(ctx)) puts(mpt_error(ctx));     // one check is enough: errors stick
+	if (mpt_failed(ctx)) puts(mpt_error(ctx));		// one check is enough: errors stick
 
 For bf16 or fp32 leave the scaler out, or make it with enabled = false, and call mpt_step instead.
 Configs come from xxx_config_default(); NULL for a config means those defaults.
@@ -109,53 +109,54 @@ run time. Compiler flags such as -Ofast do not change results.
 Two files are compiled side by side in little more than half of the time. The linker names an option
 that differs between them.
 
-	#define MPTRAIN_IMPLEMENTATION        // in one file: all but the CPU kernels
+	#define MPTRAIN_IMPLEMENTATION			// in one file: all but the CPU kernels
 	#define MPTRAIN_CPU_SEPARATE
 	#include "mptrain.h"
 
-	#define MPTRAIN_CPU_IMPLEMENTATION    // in another: those
+	#define MPTRAIN_CPU_IMPLEMENTATION		// in another: those
 	#include "mptrain.h"
 
 	define where the implementation is compiled
-	MPTRAIN_STATIC       all functions static; every file that wants it has its own copy. Define it
+	MPTRAIN_STATIC			all functions static; every file that wants it has its own copy. Define it
 						 wherever mptrain.h is included in that file
-	MPTRAIN_FILE         the name of the file in quotes, where it is no longer "mptrain.h": it
+	MPTRAIN_FILE			the name of the file in quotes, where it is no longer "mptrain.h": it
 						 includes itself for each instruction set
-	MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
-	MPTRAIN_NO_STDIO     no file access of its own: weights go through callbacks in mpt_config.io,
+	MPTRAIN_NO_THREADS		the calling thread does all work; loaders have no workers
+	MPTRAIN_NO_STDIO		no file access of its own: weights go through callbacks in mpt_config.io,
 						 datasets come from memory or from callbacks, tokenizers not at all
-	MPTRAIN_NO_FILES     the same, and without mpt_save and mpt_load: weights come from memory
-	MPTRAIN_NO_SIMD      portable kernels only
-	MPTRAIN_NO_AMX       without the matrix products on AMX tiles
-	MPTRAIN_NO_FP8       without the two 8-bit float dtypes
-	MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
+	MPTRAIN_NO_FILES		the same, and without mpt_save and mpt_load: weights come from memory
+	MPTRAIN_NO_SIMD			portable kernels only
+	MPTRAIN_NO_AMX			without the matrix products on AMX tiles
+	MPTRAIN_NO_FP8			without the two 8-bit float dtypes
+	MPTRAIN_NO_CONV			without convolutions, pooling, batch and group norm, images of another size
 	MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
 	MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
-	MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
-	MPTRAIN_NO_FRUGAL    without what saves memory: dry runs, activation checkpointing,
+	MPTRAIN_NO_FIT			without mpt_fit and mpt_evaluate; what is left out returns an error
+	MPTRAIN_NO_FRUGAL		without what saves memory: dry runs, activation checkpointing,
 						 updates inside backward, bits in the place of what relu gave, mpt_lora,
 						 state_bits = 8
-	MPTRAIN_NO_GRAPH     without captured steps
-	MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
-	MPTRAIN_NO_TABLES    without tables (CSV)
-	MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
-	MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode,
+	MPTRAIN_NO_GRAPH		without captured steps
+	MPTRAIN_NO_RESUME		without checkpoints of whole trainings and snapshots
+	MPTRAIN_NO_TABLES		without tables (CSV)
+	MPTRAIN_NO_TEXT			without tokenizers; tokens that are numbers already can still be read
+	MPTRAIN_NO_WATCH		without statistics, histograms, anomaly mode,
 						 mpt_determinism, mpt_confusion, mpt_multinomial, mpt_categorical,
 						 mpt_error_if_nonfinite, mpt_user_optimizer, mpt_lbfgs, mpt_muon,
 						 mpt_hook_forward, mpt_hook_backward, mpt_share_module, MPTRAIN_WATCH
-	MPTRAIN_WATCH        with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
+	MPTRAIN_WATCH			with the profiler, flight logs, mpt_trace and mpt_gradcheck: they stand in
 						 tools/mptrain_watch.h, which has to be found by the compiler
-	MPTRAIN_USE_MPI      with training by several processes: tools/mptrain_parallel.h, likewise
-	MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
+	MPTRAIN_COMPILE			with compiled steps: tools/mptrain_compile.h, likewise
+	MPTRAIN_USE_MPI			with training by several processes: tools/mptrain_parallel.h, likewise
+	MPTRAIN_STB_IMAGE		with mpt_image_folder, which calls stb_image.h: it has to be found by the
 						 compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
-	MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
+	MPTRAIN_STB_IMAGE_IMPLEMENTATION	implemented here, too: best, as its memory is then zeroed and
 						 its assertions do nothing. stb_image.h 2.30 is the one to take; behind
 						 our checks of each file the fuzzer found nothing with 2.27 either
 
 	environment
-	MPTRAIN_ISA          ref, avx2, avx512, ... (the names of mpt_isa): the default of
+	MPTRAIN_ISA				ref, avx2, avx512, ... (the names of mpt_isa): the default of
 						 mpt_config.isa
-	MPTRAIN_DEBUG        any value: mpt_config.debug is true
+	MPTRAIN_DEBUG			any value: mpt_config.debug is true
 
 No macro changes the layout of a public struct. mpt_version() is the version of the implementation,
 MPTRAIN_VERSION that of the header.
@@ -165,15 +166,15 @@ MPTRAIN_VERSION that of the header.
 A context owns all it makes; mpt_destroy frees everything. Handles are small values: copy them
 freely; using one whose object is gone is an error, not a crash.
 
-	lives until                    what
+	lives until						what
 	mpt_destroy, or its own
-	  xxx_destroy                  modules, parameters, optimizers, scalers, schedules, datasets,
+	  xxx_destroy					modules, parameters, optimizers, scalers, schedules, datasets,
 								   loaders, recordings
-	mpt_step_end, mpt_scope_end    every tensor made inside the step or scope
-	mpt_release                    any tensor, early; tensors made outside steps and scopes
-	the next mpt_loader_next       the tensors of a batch
-	mpt_zero_grad                  gradients of parameters (a step's end does not touch them)
-	mpt_backward                   what forward saved, unless mpt_backward_from retains it
+	mpt_step_end, mpt_scope_end		every tensor made inside the step or scope
+	mpt_release						any tensor, early; tensors made outside steps and scopes
+	the next mpt_loader_next		the tensors of a batch
+	mpt_zero_grad					gradients of parameters (a step's end does not touch them)
+	mpt_backward					what forward saved, unless mpt_backward_from retains it
 
 The log hears of a loop without steps, whose tensors become ever more. mpt_keep gives a handle that
 outlives its step. mpt_wrap borrows memory, everything else copies.
@@ -240,11 +241,11 @@ mpt_sequential are made.
 Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
-	low          matmul, linear, convolutions, scaled_dot_product_attention, rnn, lstm, gru, and
+	low				matmul, linear, convolutions, scaled_dot_product_attention, rnn, lstm, gru, and
 				 the products, not the loss, of linear_cross_entropy
-	fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
+	fp32			exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
 				 prod, norm, logsumexp, cumsum, all losses
-	as input     everything else; inputs of different dtypes meet in fp32
+	as input		everything else; inputs of different dtypes meet in fp32
 
 Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store
 (attention in bf16 may round its weights, too: see mpt_scaled_dot_product_attention). A cast copy of
@@ -256,20 +257,20 @@ different dtypes meet in its dtype. Run mpt_backward outside the region.
 
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 
-	op                             here           CUDA           CPU
+	op								here				CUDA				CPU
 	matmul, linear, convolutions,
-	  attention                    low            low            low
-	layer_norm, group_norm         as input       fp32           as input
+	  attention						low				low				low
+	layer_norm, group_norm			as input			fp32				as input
 	exp, log, log1p, rsqrt, pow,
-	  softplus                     fp32           fp32           as input
+	  softplus						fp32				fp32				as input
 	softmax, log_softmax, sum,
 	  prod, norm, logsumexp,
-	  cumsum                       fp32           fp32           as input
-	mean                           fp32           as input       as input
-	losses                         fp32           fp32           fp32
-	cat of mixed inputs            fp32           fp32           fp32
+	  cumsum						fp32				fp32				as input
+	mean							fp32				as input			as input
+	losses							fp32				fp32				fp32
+	cat of mixed inputs				fp32				fp32				fp32
 	add, mul, relu, gelu, tanh,
-	  dropout, views               as input       as input       as input
+	  dropout, views				as input			as input			as input
 
 Outside a region mixed float inputs are an error that names both sides; PyTorch promotes some.
 
@@ -443,9 +444,9 @@ A net that learned a text writes one, a token at a time. Its causal attention la
 and values of the places behind them, so that a token costs as much as its own place, not as all of
 them: with 512 places of examples/gpt.c a 30th:
 
-	int64_t seen[512] = {0}, length = 1;               // what it goes on from
+	int64_t seen[512] = {0}, length = 1;				// what it goes on from
 	mpt_inference_begin(ctx);
-	mpt_cache_begin(net, 1, 512);                      // one text of up to 512 tokens
+	mpt_cache_begin(net, 1, 512);						// one text of up to 512 tokens
 	for (; length < 512; length++) {
 		mpt_scope_begin(ctx);
 		int64_t past = mpt_cache_length(net), more = length - past;
@@ -468,9 +469,9 @@ UTF-8. Contents are never trusted: sizes are checked before memory is taken. mpt
 from memory; mpt_config.io replaces file access. Weights of others come by rules for their names:
 
 	static const mpt_rename rules[] = {
-		{"transformer.*", "*", false, 0, 0},                   // a prefix goes
-		{"*.c_fc.weight", "*.mlp.0.weight", true, 0, 0},       // kept as [in, out]
-		{"*.query.weight", "*.in_proj_weight", false, 0, 3}};  // the first of three parts
+		{"transformer.*", "*", false, 0, 0},					// a prefix goes
+		{"*.c_fc.weight", "*.mlp.0.weight", true, 0, 0},		// kept as [in, out]
+		{"*.query.weight", "*.in_proj_weight", false, 0, 3}};	// the first of three parts
 	static const char *const masks[] = {"*.attn.bias"};
 	mpt_load_config config = mpt_load_config_default();
 	config.renames = rules, config.rename_count = 3;
@@ -484,19 +485,19 @@ no list of what to keep: a checkpoint has all that the context holds, so nothing
 The program makes the same objects as the first time, opens the folder, and enters its loop:
 
 	mpt_checkpoint_config every = mpt_checkpoint_config_default();
-	every.every = 500;                                 // steps; the two newest files stay
-	mpt_checkpoint_open(ctx, "run", &every);           // goes on from the newest, if there is one
+	every.every = 500;									// steps; the two newest files stay
+	mpt_checkpoint_open(ctx, "run", &every);			// goes on from the newest, if there is one
 	while (mpt_step_number(ctx) < 10000 && !mpt_stop_requested(ctx)) {
-		if (!mpt_loader_next(loader, &b)) continue;    // the place in the epoch is in the file, too
+		if (!mpt_loader_next(loader, &b)) continue;		// the place in the epoch is in the file, too
 		mpt_step_begin(ctx);
 		mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
 		mpt_zero_grad(optimizer);
 		mpt_backward(loss);
 		mpt_step(optimizer);
 		mpt_step_end(ctx);
-		mpt_checkpoint_step(ctx);                      // writes run/step-000000000500.safetensors
+		mpt_checkpoint_step(ctx);						// writes run/step-000000000500.safetensors
 	}
-	mpt_checkpoint_close(ctx);                         // the last one
+	mpt_checkpoint_close(ctx);							// the last one
 
 Kill it whenever you like and start it again: in the end the files are the same, byte for byte.
 Where every.background is set a thread writes them, and the training waits for a copy in memory
@@ -565,8 +566,8 @@ next frame, with the same bits again:
 	while (running) {
 		bool done = false;
 		update_and_draw();
-		mpt_step_slice(captured, x, y, 0.002, &done);       // 2 ms, or one launch longer
-		if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;   // read when a step begins
+		mpt_step_slice(captured, x, y, 0.002, &done);		// 2 ms, or one launch longer
+		if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;		// read when a step begins
 	}
 
 An op of your own can launch kernels of your own: mpt_device_data is the place of a tensor on the
@@ -658,7 +659,7 @@ On a build with clang for another CPU than x86, -ffast-math is refused by an #er
 #define MPTRAIN_VERSION \
 	(MPTRAIN_VERSION_MAJOR * 1000000 + MPTRAIN_VERSION_MINOR * 1000 + MPTRAIN_VERSION_PATCH)
 
-#ifdef MPTRAIN_NO_WATCH /* leaves out more */
+#ifdef MPTRAIN_NO_WATCH	/* leaves out more */
 #undef MPTRAIN_WATCH
 #endif
 
@@ -708,19 +709,19 @@ MPT__HANDLE(mpt_graph);
 
 typedef enum mpt_status {
 	MPT_OK = 0,
-	MPT_ERROR_ARGUMENT,    /* a value out of its range, a null pointer, an unknown name */
-	MPT_ERROR_SHAPE,       /* shapes that do not fit together */
-	MPT_ERROR_DTYPE,       /* dtypes that do not fit together or cannot be computed in */
-	MPT_ERROR_HANDLE,      /* null, stale or foreign handle */
-	MPT_ERROR_STATE,       /* calls in an order that has no meaning */
-	MPT_ERROR_MEMORY,      /* the allocator or the limit said no */
-	MPT_ERROR_IO,          /* a file could not be opened, read or written */
-	MPT_ERROR_FORMAT,      /* a file's content is not what it claims to be */
-	MPT_ERROR_INDEX,       /* a target or an index out of range */
-	MPT_ERROR_NUMERIC,     /* training cannot go on: the loss scaler gave up, weights overflow */
-	MPT_ERROR_UNSUPPORTED, /* not in this build, or out of scope */
-	MPT_ERROR_DEVICE,      /* the device failed or does not exist */
-	MPT_ERROR_THREAD       /* a thread could not be made; a context used after fork */
+	MPT_ERROR_ARGUMENT,		/* a value out of its range, a null pointer, an unknown name */
+	MPT_ERROR_SHAPE,		/* shapes that do not fit together */
+	MPT_ERROR_DTYPE,		/* dtypes that do not fit together or cannot be computed in */
+	MPT_ERROR_HANDLE,		/* null, stale or foreign handle */
+	MPT_ERROR_STATE,		/* calls in an order that has no meaning */
+	MPT_ERROR_MEMORY,		/* the allocator or the limit said no */
+	MPT_ERROR_IO,			/* a file could not be opened, read or written */
+	MPT_ERROR_FORMAT,		/* a file's content is not what it claims to be */
+	MPT_ERROR_INDEX,		/* a target or an index out of range */
+	MPT_ERROR_NUMERIC,		/* training cannot go on: the loss scaler gave up, weights overflow */
+	MPT_ERROR_UNSUPPORTED,	/* not in this build, or out of scope */
+	MPT_ERROR_DEVICE,		/* the device failed or does not exist */
+	MPT_ERROR_THREAD		/* a thread could not be made; a context used after fork */
 } mpt_status;
 
 typedef enum mpt_dtype {
@@ -730,13 +731,13 @@ typedef enum mpt_dtype {
 	MPT_BF16,
 	MPT_F8E4M3,
 	MPT_F8E5M2,
-	MPT_F64, /* storage only: read, write, cast */
+	MPT_F64,	/* storage only: read, write, cast */
 	MPT_I64,
 	MPT_I32,
 	MPT_U8,
 	MPT_BOOL,
 	MPT_DTYPE_COUNT,
-	MPT_PRECISION_AUTO /* no dtype: see mpt_precision_auto */
+	MPT_PRECISION_AUTO	/* no dtype: see mpt_precision_auto */
 } mpt_dtype;
 
 #define MPT_MAX_RANK 8
@@ -776,10 +777,10 @@ typedef enum mpt_isa {
 	MPT_ISA_AMX,
 	MPT_ISA_NEON,
 	MPT_ISA_NEON_BF16,
-	MPT_ISA_PORTABLE, /* the bits of MPT_ISA_REF, the same on every machine, by what vectors the
+	MPT_ISA_PORTABLE,	/* the bits of MPT_ISA_REF, the same on every machine, by what vectors the
 						 CPU has: for programs that train in lockstep on different machines.
 						 Convolutions and products in attention are no faster than REF's */
-	MPT_ISA_UNKNOWN   /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
+	MPT_ISA_UNKNOWN		/* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
 /* All memory of the library comes from here. Alignment is a power of two <= 4096. `release` gets
@@ -833,7 +834,7 @@ typedef struct mpt_io {
 	size_t (*write)(void *user, void *file, const void *buffer, size_t bytes);
 	bool (*seek)(void *user, void *file, int64_t position);
 	int64_t (*size)(void *user, void *file);
-	bool (*flush)(void *user, void *file); /* to the medium */
+	bool (*flush)(void *user, void *file);	/* to the medium */
 	bool (*close)(void *user, void *file);
 	bool (*commit)(void *user, const char *temporary, const char *path);
 	bool (*remove)(void *user, const char *path);
@@ -858,15 +859,15 @@ typedef struct mpt_threads {
 } mpt_threads;
 
 typedef struct mpt_config {
-	mpt_device device;    /* AUTO: CUDA if built in (MPTRAIN_CUDA) and present, else CPU */
-	int device_index;     /* 0; which GPU */
-	uint64_t seed;        /* 0; every random draw of the context derives from it */
-	int threads;          /* 0 = one per core; 1 = the calling thread only */
-	mpt_isa isa;          /* AUTO, or what the environment variable MPTRAIN_ISA names */
-	bool amx;             /* true: ask the system for AMX tiles where the CPU has them */
-	bool debug;           /* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
-	bool dry;             /* false; true: takes no memory and computes nothing; see mpt_plan */
-	int64_t memory_limit; /* bytes; 0 = none */
+	mpt_device device;		/* AUTO: CUDA if built in (MPTRAIN_CUDA) and present, else CPU */
+	int device_index;		/* 0; which GPU */
+	uint64_t seed;			/* 0; every random draw of the context derives from it */
+	int threads;			/* 0 = one per core; 1 = the calling thread only */
+	mpt_isa isa;			/* AUTO, or what the environment variable MPTRAIN_ISA names */
+	bool amx;				/* true: ask the system for AMX tiles where the CPU has them */
+	bool debug;				/* false, or MPTRAIN_DEBUG is set: checks the bounds of launches */
+	bool dry;				/* false; true: takes no memory and computes nothing; see mpt_plan */
+	int64_t memory_limit;	/* bytes; 0 = none */
 	/* All-null groups mean the built-in ones. Allocator and threads are replaced as a whole; a
 	   function of io that is missing fails when it is needed. */
 	mpt_allocator allocator;
@@ -876,7 +877,7 @@ typedef struct mpt_config {
 	mpt_threads thread;
 } mpt_config;
 
-MPTRAIN_API mpt_config mpt_config_default(void); /* as above; the environment is read here */
+MPTRAIN_API mpt_config mpt_config_default(void);	/* as above; the environment is read here */
 
 /* Makes a context; NULL config means defaults. Returns NULL on failure; mpt_error(NULL) says why.
    One thread uses a context at a time; several contexts run side by side. */
@@ -885,20 +886,20 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
    fork. */
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
-MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use; AUTO on a GPU */
-MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
-MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */
-MPTRAIN_API const char *mpt_device_name(mpt_context *context); /* "CPU", "NVIDIA H200" */
+MPTRAIN_API int mpt_version(void);						/* MPTRAIN_VERSION of the implementation */
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context);	/* the level in use; AUTO on a GPU */
+MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);		/* "avx2" */
+MPTRAIN_API int mpt_get_threads(mpt_context *context);	/* that compute, the caller included */
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);	/* the one in use, never AUTO */
+MPTRAIN_API const char *mpt_device_name(mpt_context *context);	/* "CPU", "NVIDIA H200" */
 typedef struct mpt_device_info {
 	mpt_device device;
 	char name[128];
-	int index;           /* among devices of its kind */
-	int64_t memory;      /* bytes it has; 0 for the CPU: not known */
-	int64_t memory_free; /* of them that no program uses now */
-	int major, minor;    /* compute capability of a GPU */
-	bool fast_half;      /* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 or
+	int index;				/* among devices of its kind */
+	int64_t memory;			/* bytes it has; 0 for the CPU: not known */
+	int64_t memory_free;	/* of them that no program uses now */
+	int major, minor;		/* compute capability of a GPU */
+	bool fast_half;			/* bf16 or fp16 is faster than fp32: Tensor Cores, AMX, AVX512_BF16 or
 							AArch64's BFMMLA (bf16); else they save memory */
 } mpt_device_info;
 MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
@@ -908,8 +909,8 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context);
 MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason);
 /* How many of them this program can use; 0 for CUDA in a build without it or without a driver. */
 MPTRAIN_API int mpt_device_count(mpt_device device);
-MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype); /* "float16"; "none" if it is none */
-MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);      /* bytes per element; 0 if it is none */
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype);	/* "float16"; "none" if it is none */
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype);			/* bytes per element; 0 if it is none */
 /* `benchmark`, on a GPU: of each new kind of matrix product the fastest way is found by timing and
    kept, as cudnn.benchmark does; else the first choice, so that every run gives the same bits.
    `tf32`, as torch.set_float32_matmul_precision("high"): a GPU rounds operands of fp32 products to
@@ -926,46 +927,46 @@ MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context);
 
 /* ==== Errors ================================================================================= */
 
-MPTRAIN_API bool mpt_failed(mpt_context *context); /* true for NULL, too */
+MPTRAIN_API bool mpt_failed(mpt_context *context);	/* true for NULL, too */
 /* The first error since the last mpt_clear_error, in one line: what, where, expected, got, and the
    call that would fix it. Empty if there is none. Valid until the next call on the context. */
 MPTRAIN_API const char *mpt_error(mpt_context *context);
-MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context);	/* MPT_OK if there is none */
 /* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
    recording under way; step and random counters, dropout's too, go back to the last completed
    optimizer step. The ends of what it closed may still be called, as by cleanup code; a step's
    until the next one begins. Weights are never touched by an error. During backward and from a log
    it does nothing. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
-MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
+MPTRAIN_API const char *mpt_status_name(mpt_status status);	/* "out of memory" */
 
 /* ==== Memory ================================================================================= */
 
 typedef enum mpt_memory_kind {
 	MPT_MEMORY_PARAMETER = 0,
-	MPT_MEMORY_MASTER, /* fp32 copies of half parameters */
-	MPT_MEMORY_FORM,   /* casts and packed forms of weights */
+	MPT_MEMORY_MASTER,	/* fp32 copies of half parameters */
+	MPT_MEMORY_FORM,	/* casts and packed forms of weights */
 	MPT_MEMORY_GRADIENT,
-	MPT_MEMORY_MOMENT,     /* optimizer state */
-	MPT_MEMORY_ACTIVATION, /* every other tensor */
-	MPT_MEMORY_DATA,       /* resident datasets */
-	MPT_MEMORY_BATCH,      /* loader slots */
-	MPT_MEMORY_WORKSPACE,  /* scratch of kernels */
-	MPT_MEMORY_HOST,       /* tables, records, names */
+	MPT_MEMORY_MOMENT,		/* optimizer state */
+	MPT_MEMORY_ACTIVATION,	/* every other tensor */
+	MPT_MEMORY_DATA,		/* resident datasets */
+	MPT_MEMORY_BATCH,		/* loader slots */
+	MPT_MEMORY_WORKSPACE,	/* scratch of kernels */
+	MPT_MEMORY_HOST,		/* tables, records, names */
 	MPT_MEMORY_KINDS
 } mpt_memory_kind;
 
 typedef struct mpt_memory_stats {
-	int64_t current[MPT_MEMORY_KINDS]; /* bytes in live use */
-	int64_t peak[MPT_MEMORY_KINDS];    /* the highest that current[kind] has been */
-	int64_t total_current, total_peak; /* of the sums */
-	int64_t held;                      /* bytes taken from the allocator, idle pool included */
-	int64_t allocations, releases;     /* calls of the allocator so far */
+	int64_t current[MPT_MEMORY_KINDS];	/* bytes in live use */
+	int64_t peak[MPT_MEMORY_KINDS];		/* the highest that current[kind] has been */
+	int64_t total_current, total_peak;	/* of the sums */
+	int64_t held;						/* bytes taken from the allocator, idle pool included */
+	int64_t allocations, releases;		/* calls of the allocator so far */
 } mpt_memory_stats;
 
-MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context); /* zeros for NULL */
-MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);  /* peaks to what is in use now */
-MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind); /* "activation" */
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context);	/* zeros for NULL */
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context);	/* peaks to what is in use now */
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind);	/* "activation" */
 /* Gives the allocator back what is idle as a whole. */
 MPTRAIN_API void mpt_memory_trim(mpt_context *context);
 
@@ -1046,9 +1047,9 @@ MPTRAIN_API mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool r
    never drawn; NaN, infinity or a row of nothing else is an error that names it. Else as
    mpt_multinomial. */
 typedef struct mpt_categorical_config {
-	double temperature; /* 1; 0: the largest logit */
-	int64_t top_k;      /* 0: all */
-	double top_p;       /* 1 */
+	double temperature;	/* 1; 0: the largest logit */
+	int64_t top_k;		/* 0: all */
+	double top_p;		/* 1 */
 } mpt_categorical_config;
 MPTRAIN_API mpt_categorical_config mpt_categorical_config_default(void);
 MPTRAIN_API mpt_tensor mpt_categorical(mpt_tensor logits, const mpt_categorical_config *config);
@@ -1059,9 +1060,9 @@ MPTRAIN_API mpt_tensor mpt_from(
    a tensor or a pending backward uses it. */
 MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data);
 
-MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor); /* rank -1 on error */
-MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor); /* MPT_DTYPE_NONE on error */
-MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor);       /* -1 on error */
+MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor);	/* rank -1 on error */
+MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor);	/* MPT_DTYPE_NONE on error */
+MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor);		/* -1 on error */
 MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor);
 /* The value of a one-element tensor, as double; NaN on error. Waits for the device. */
 MPTRAIN_API double mpt_item(mpt_tensor tensor);
@@ -1075,8 +1076,8 @@ MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t b
 /* Text of a tensor into `text` (always terminated); returns the length it needs without the
    terminator. `digits` significant digits, at most `edge` entries at each end of a dimension. */
 typedef struct mpt_print_config {
-	int digits; /* 4 */
-	int edge;   /* 3 */
+	int digits;	/* 4 */
+	int edge;	/* 3 */
 } mpt_print_config;
 MPTRAIN_API mpt_print_config mpt_print_config_default(void);
 MPTRAIN_API size_t mpt_format(
@@ -1102,9 +1103,9 @@ MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape);
 /* Merges dimensions first_dim to last_dim into one; a 0-d tensor becomes [1]. */
 MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim);
 
-MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x); /* x itself if it already is */
-MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x);      /* differentiable copy */
-MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);     /* a view without history */
+MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x);	/* x itself if it already is */
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x);			/* differentiable copy */
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x);		/* a view without history */
 /* A copy in any dtype: floats to nearest even, overflow to infinity; integers truncated, as near as
    the dtype has them, NaN to 0. */
 MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype);
@@ -1143,7 +1144,7 @@ MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, 
    keep their order. The values are differentiable; *indices gets where they stood, i64, unless it
    is NULL. topk: the k largest, or smallest, in order; among equal ones the first. */
 MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices);
-MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending); /* indices alone */
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending);	/* indices alone */
 MPTRAIN_API mpt_tensor mpt_topk(
 	mpt_tensor x, int64_t k, int dim, bool largest, mpt_tensor *indices);
 /* i64 classes [..] -> i64 [.., count]: 1 at the class, else 0. */
@@ -1164,13 +1165,13 @@ MPTRAIN_API mpt_tensor mpt_exp(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_log(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_sqrt(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_relu(mpt_tensor x);
-MPTRAIN_API mpt_tensor mpt_gelu(mpt_tensor x);      /* exact: x/2 (1 + erf(x/sqrt 2)) */
-MPTRAIN_API mpt_tensor mpt_gelu_tanh(mpt_tensor x); /* the tanh approximation */
+MPTRAIN_API mpt_tensor mpt_gelu(mpt_tensor x);		/* exact: x/2 (1 + erf(x/sqrt 2)) */
+MPTRAIN_API mpt_tensor mpt_gelu_tanh(mpt_tensor x);	/* the tanh approximation */
 MPTRAIN_API mpt_tensor mpt_tanh(mpt_tensor x);
 MPTRAIN_API mpt_tensor mpt_sigmoid(mpt_tensor x);
-MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);               /* bool */
-MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);               /* bool */
-MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b); /* bool; any dtype */
+MPTRAIN_API mpt_tensor mpt_isnan(mpt_tensor x);					/* bool */
+MPTRAIN_API mpt_tensor mpt_isinf(mpt_tensor x);					/* bool */
+MPTRAIN_API mpt_tensor mpt_equal(mpt_tensor a, mpt_tensor b);	/* bool; any dtype */
 /* As mpt_equal: a < b, a <= b, a > b, a >= b, a != b. With NaN only the last one is true. Both are
    of one dtype or, under autocast, floats. */
 MPTRAIN_API mpt_tensor mpt_lt(mpt_tensor a, mpt_tensor b);
@@ -1192,13 +1193,13 @@ MPTRAIN_API mpt_tensor mpt_logical_not(mpt_tensor x);
 /* condition ? a : b, all three broadcast; condition is bool. */
 MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b);
 /* fp32 inside autocast: log1p, rsqrt, pow and softplus. */
-MPTRAIN_API mpt_tensor mpt_log1p(mpt_tensor x); /* log(1 + x), exact for small x */
-MPTRAIN_API mpt_tensor mpt_rsqrt(mpt_tensor x); /* 1 / sqrt(x) */
+MPTRAIN_API mpt_tensor mpt_log1p(mpt_tensor x);	/* log(1 + x), exact for small x */
+MPTRAIN_API mpt_tensor mpt_rsqrt(mpt_tensor x);	/* 1 / sqrt(x) */
 MPTRAIN_API mpt_tensor mpt_pow(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent);
 MPTRAIN_API mpt_tensor mpt_abs(mpt_tensor x);
-MPTRAIN_API mpt_tensor mpt_sign(mpt_tensor x); /* -1, 0, 1; 0 for NaN; its gradient is 0 */
-MPTRAIN_API mpt_tensor mpt_sin(mpt_tensor x);  /* radians */
+MPTRAIN_API mpt_tensor mpt_sign(mpt_tensor x);	/* -1, 0, 1; 0 for NaN; its gradient is 0 */
+MPTRAIN_API mpt_tensor mpt_sin(mpt_tensor x);	/* radians */
 MPTRAIN_API mpt_tensor mpt_cos(mpt_tensor x);
 /* Into [min, max]; an infinite bound is none. NaN passes. There is no gradient at the bounds. */
 MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max);
@@ -1206,9 +1207,9 @@ MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max);
 MPTRAIN_API mpt_tensor mpt_minimum(mpt_tensor a, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_maximum(mpt_tensor a, mpt_tensor b);
 /* Activations, as in torch.nn.functional, whose defaults the comments give. */
-MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope); /* 0.01 */
-MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha);        /* 1 */
-MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);                     /* x sigmoid(x) */
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope);	/* 0.01 */
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha);			/* 1 */
+MPTRAIN_API mpt_tensor mpt_silu(mpt_tensor x);						/* x sigmoid(x) */
 /* log(1 + exp(beta x)) / beta; x itself where beta x > threshold. 1, 20 */
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold);
 /* As mpt_clamp. -1, 1 */
@@ -1224,8 +1225,8 @@ MPTRAIN_API mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b);
 MPTRAIN_API mpt_tensor mpt_add_scalar_(mpt_tensor x, double value);
 MPTRAIN_API mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value);
-MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source); /* any dtypes */
-MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value);      /* any dtype */
+MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source);	/* any dtypes */
+MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value);		/* any dtype */
 
 /* [.., M, K] x [.., K, N] -> [.., M, N]; leading dimensions broadcast; 1-d operands as in PyTorch.
    fp32 accumulation whatever the dtype. */
@@ -1256,8 +1257,8 @@ MPTRAIN_API mpt_tensor mpt_linear(
 #define MPT_ALL_DIMS INT32_MIN
 MPTRAIN_API mpt_tensor mpt_sum(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_mean(mpt_tensor x, int dim, bool keep_dim);
-MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim); /* NaN wins; first of ties */
-MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim); /* i64, as mpt_max */
+MPTRAIN_API mpt_tensor mpt_max(mpt_tensor x, int dim, bool keep_dim);	/* NaN wins; first of ties */
+MPTRAIN_API mpt_tensor mpt_argmax(mpt_tensor x, int dim, bool keep_dim);	/* i64, as mpt_max */
 MPTRAIN_API mpt_tensor mpt_min(mpt_tensor x, int dim, bool keep_dim);
 MPTRAIN_API mpt_tensor mpt_argmin(mpt_tensor x, int dim, bool keep_dim);
 /* prod, norm, logsumexp and cumsum give fp32 inside autocast. */
@@ -1285,10 +1286,10 @@ MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p);
 typedef enum mpt_reduction { MPT_MEAN = 0, MPT_SUM, MPT_NONE, MPT_BATCH_MEAN } mpt_reduction;
 
 typedef struct mpt_nll_config {
-	mpt_reduction reduction; /* MPT_MEAN: over the kept samples, by weight */
-	int64_t ignore_index;    /* -100 */
-	mpt_tensor weight;       /* [C] or a null handle */
-	double label_smoothing;  /* 0; cross_entropy only */
+	mpt_reduction reduction;	/* MPT_MEAN: over the kept samples, by weight */
+	int64_t ignore_index;		/* -100 */
+	mpt_tensor weight;			/* [C] or a null handle */
+	double label_smoothing;		/* 0; cross_entropy only */
 } mpt_nll_config;
 MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
 /* torch.nn.functional.nll_loss: log-probabilities [N, C, d1..] or [C], targets i64 [N, d1..] or 0-d
@@ -1366,7 +1367,7 @@ MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(
 
 /* Leaves only: a floating tensor whose gradient mpt_backward shall leave in mpt_grad. */
 MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on);
-MPTRAIN_API bool mpt_get_requires_grad(mpt_tensor tensor); /* of results: they have a history */
+MPTRAIN_API bool mpt_get_requires_grad(mpt_tensor tensor);	/* of results: they have a history */
 /* Backward from a one-element tensor; its history is used up. Gradients add up until zero_grad. */
 MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss);
 /* From any tensor, with the gradient that enters it (null handle = ones for one element);
@@ -1376,7 +1377,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
    see mpt_has_grad. */
 MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor);
 MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor);
-MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor); /* to none */
+MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor);	/* to none */
 /* No history inside; nestable. Inference mode keeps nothing at all: its tensors cannot take part
    in a later backward. */
 MPTRAIN_API mpt_status mpt_no_grad_begin(mpt_context *context);
@@ -1424,7 +1425,7 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPTRAIN_H */
+#endif	/* MPTRAIN_H */
 /* ----
  * face/training.h: the public API of modules, optimizers, data, files and whole trainings.
  * ---- */
@@ -1459,7 +1460,7 @@ MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double 
 MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p);
 MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim);
 MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim);
-MPTRAIN_API mpt_module mpt_nn_flatten(mpt_context *context); /* all but the first dimension */
+MPTRAIN_API mpt_module mpt_nn_flatten(mpt_context *context);	/* all but the first dimension */
 
 static inline mpt_module mpt_module_end(void) {
 	mpt_module end;
@@ -1479,16 +1480,16 @@ MPTRAIN_API mpt_module mpt_nn_list_array(
 
 /* How a parameter gets its first values. */
 typedef enum mpt_init_kind {
-	MPT_INIT_DEFAULT = 0, /* what PyTorch's layer of that name does */
+	MPT_INIT_DEFAULT = 0,	/* what PyTorch's layer of that name does */
 	MPT_INIT_ZEROS,
 	MPT_INIT_ONES,
-	MPT_INIT_CONSTANT,        /* a */
-	MPT_INIT_UNIFORM,         /* [a, b), in halves too */
-	MPT_INIT_NORMAL,          /* mean a, deviation b */
-	MPT_INIT_XAVIER_UNIFORM,  /* gain a */
-	MPT_INIT_XAVIER_NORMAL,   /* gain a */
-	MPT_INIT_KAIMING_UNIFORM, /* gain a, fan in */
-	MPT_INIT_KAIMING_NORMAL   /* gain a, fan in */
+	MPT_INIT_CONSTANT,			/* a */
+	MPT_INIT_UNIFORM,			/* [a, b), in halves too */
+	MPT_INIT_NORMAL,			/* mean a, deviation b */
+	MPT_INIT_XAVIER_UNIFORM,	/* gain a */
+	MPT_INIT_XAVIER_NORMAL,		/* gain a */
+	MPT_INIT_KAIMING_UNIFORM,	/* gain a, fan in */
+	MPT_INIT_KAIMING_NORMAL		/* gain a, fan in */
 } mpt_init_kind;
 typedef struct mpt_init {
 	mpt_init_kind kind;
@@ -1506,7 +1507,7 @@ typedef struct mpt_module_class {
 	const char *name;
 	mpt_status (*forward)(
 		mpt_module self, void *user, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
-	void (*destroy)(void *user); /* may be NULL */
+	void (*destroy)(void *user);	/* may be NULL */
 	const char *const *input_names;
 	const char *const *output_names;
 	int n_inputs, n_outputs;
@@ -1527,15 +1528,15 @@ MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *
 /* A parameter's or child's handle by its path ("0.weight"). */
 MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path);
-MPTRAIN_API int mpt_parameter_count(mpt_module module);     /* tensors; shared ones count once */
-MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
+MPTRAIN_API int mpt_parameter_count(mpt_module module);		/* tensors; shared ones count once */
+MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module);	/* elements */
 /* Parameter number `index` in tree order; its path goes to `path`, cut to path_size bytes, the last
    one 0; no path takes more than 1280. */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
 /* A module and all below it in tree order, shared ones once: how many, and number `index`, from 0,
    which is the module itself, with its path below it as in mpt_parameter_at. */
-MPTRAIN_API int mpt_module_count(mpt_module module); /* -1 on error */
+MPTRAIN_API int mpt_module_count(mpt_module module);	/* -1 on error */
 MPTRAIN_API mpt_module mpt_module_at(mpt_module module, int index, char *path, size_t path_size);
 /* "linear", or the name of a class of yours; valid as long as the module; "" on error. */
 MPTRAIN_API const char *mpt_module_kind(mpt_module module);
@@ -1608,8 +1609,8 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
    history] of x, weight and gradient: scale, magnitude of the open step, history; files, copies and
    hashes have it. */
 typedef struct mpt_fp8_config {
-	int history; /* 16; 1 to 1024 steps */
-	int margin;  /* 0 */
+	int history;	/* 16; 1 to 1024 steps */
+	int margin;		/* 0 */
 } mpt_fp8_config;
 MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void);
 MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
@@ -1684,7 +1685,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module);
    gradients, set input gradients (null handle = none). */
 typedef struct mpt_op_call mpt_op_call;
 typedef enum mpt_autocast_class {
-	MPT_AUTOCAST_INPUT = 0, /* runs in its inputs' dtype */
+	MPT_AUTOCAST_INPUT = 0,	/* runs in its inputs' dtype */
 	MPT_AUTOCAST_LOW,
 	MPT_AUTOCAST_FP32
 } mpt_autocast_class;
@@ -1692,7 +1693,7 @@ typedef struct mpt_op_class {
 	const char *name;
 	mpt_autocast_class autocast;
 	mpt_status (*forward)(mpt_op_call *call, void *user);
-	mpt_status (*backward)(mpt_op_call *call, void *user); /* NULL: not differentiable */
+	mpt_status (*backward)(mpt_op_call *call, void *user);	/* NULL: not differentiable */
 	int n_inputs, n_outputs;
 } mpt_op_class;
 /* 1 to 8 inputs, 1 to 4 outputs; the class is copied, its name is not. Lives until mpt_destroy. */
@@ -1701,7 +1702,7 @@ MPTRAIN_API mpt_status mpt_op_apply(
 	mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out);
 MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value);
-MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value); /* 0..7 */
+MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value);	/* 0..7 */
 MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
 /* In backward; of an output that the loss does not depend on, zeros of its shape and dtype. */
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
@@ -1723,61 +1724,61 @@ MPTRAIN_API void *mpt_device_stream(mpt_context *context);
 /* ==== Optimizers ============================================================================= */
 
 typedef struct mpt_sgd_config {
-	double lr;           /* 1e-3 */
-	double momentum;     /* 0 */
-	double dampening;    /* 0 */
-	double weight_decay; /* 0, added to the gradient */
-	bool nesterov;       /* false; needs momentum > 0 and dampening 0 */
-	bool allow_shared;   /* false; true: parameters may be in another optimizer too */
-	bool maximize;       /* false; true: up the gradient */
+	double lr;				/* 1e-3 */
+	double momentum;		/* 0 */
+	double dampening;		/* 0 */
+	double weight_decay;	/* 0, added to the gradient */
+	bool nesterov;			/* false; needs momentum > 0 and dampening 0 */
+	bool allow_shared;		/* false; true: parameters may be in another optimizer too */
+	bool maximize;			/* false; true: up the gradient */
 	/* false; true: parameters, which must be bf16 (mpt_half), have no fp32 masters; an update is
 	   rounded to one of the two nearest bf16 numbers by chance, so that small ones are not lost */
 	bool stochastic_rounding;
-	int state_bits; /* 32, also for 0; 8: moments take a quarter of the memory, see below */
+	int state_bits;	/* 32, also for 0; 8: moments take a quarter of the memory, see below */
 } mpt_sgd_config;
 typedef struct mpt_adam_config {
-	double lr;                /* 1e-3 */
-	double beta1, beta2;      /* 0.9, 0.999 */
-	double eps;               /* 1e-8, outside the root, after bias correction */
-	double weight_decay;      /* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
-	bool allow_shared;        /* false */
-	bool amsgrad;             /* false; true: with the largest second moment so far */
-	bool maximize;            /* false */
-	bool stochastic_rounding; /* false; see mpt_sgd_config, as in all that follow */
-	int state_bits;           /* 32; likewise */
+	double lr;					/* 1e-3 */
+	double beta1, beta2;		/* 0.9, 0.999 */
+	double eps;					/* 1e-8, outside the root, after bias correction */
+	double weight_decay;		/* Adam: 0, added to the gradient; AdamW: 1e-2, decoupled */
+	bool allow_shared;			/* false */
+	bool amsgrad;				/* false; true: with the largest second moment so far */
+	bool maximize;				/* false */
+	bool stochastic_rounding;	/* false; see mpt_sgd_config, as in all that follow */
+	int state_bits;				/* 32; likewise */
 } mpt_adam_config;
 typedef mpt_adam_config mpt_adamw_config;
 typedef struct mpt_rmsprop_config {
-	double lr;           /* 1e-2 */
-	double alpha;        /* 0.99, of the mean square */
-	double eps;          /* 1e-8, outside the root */
-	double weight_decay; /* 0, added to the gradient */
-	double momentum;     /* 0 */
-	bool centered;       /* false; true: the square of the mean is taken off */
+	double lr;				/* 1e-2 */
+	double alpha;			/* 0.99, of the mean square */
+	double eps;				/* 1e-8, outside the root */
+	double weight_decay;	/* 0, added to the gradient */
+	double momentum;		/* 0 */
+	bool centered;			/* false; true: the square of the mean is taken off */
 	bool allow_shared, maximize, stochastic_rounding;
-	int state_bits; /* 32; 8 not where centered */
+	int state_bits;	/* 32; 8 not where centered */
 } mpt_rmsprop_config;
 typedef struct mpt_adagrad_config {
-	double lr;                  /* 1e-2 */
-	double lr_decay;            /* 0; lr / (1 + steps lr_decay) */
-	double weight_decay;        /* 0, added to the gradient */
-	double initial_accumulator; /* 0; what sums of squares start from */
-	double eps;                 /* 1e-10, outside the root */
+	double lr;					/* 1e-2 */
+	double lr_decay;			/* 0; lr / (1 + steps lr_decay) */
+	double weight_decay;		/* 0, added to the gradient */
+	double initial_accumulator;	/* 0; what sums of squares start from */
+	double eps;					/* 1e-10, outside the root */
 	bool allow_shared, maximize, stochastic_rounding;
 } mpt_adagrad_config;
 typedef struct mpt_adadelta_config {
-	double lr;           /* 1 */
-	double rho;          /* 0.9, of both means */
-	double eps;          /* 1e-6, inside the roots */
-	double weight_decay; /* 0, added to the gradient */
+	double lr;				/* 1 */
+	double rho;				/* 0.9, of both means */
+	double eps;				/* 1e-6, inside the roots */
+	double weight_decay;	/* 0, added to the gradient */
 	bool allow_shared, maximize, stochastic_rounding;
 } mpt_adadelta_config;
 typedef struct mpt_lion_config {
-	double lr;           /* 1e-4 */
-	double beta1, beta2; /* 0.9 of the step, 0.99 of what is kept */
-	double weight_decay; /* 0, decoupled */
+	double lr;				/* 1e-4 */
+	double beta1, beta2;	/* 0.9 of the step, 0.99 of what is kept */
+	double weight_decay;	/* 0, decoupled */
 	bool allow_shared, maximize, stochastic_rounding;
-	int state_bits; /* 32 */
+	int state_bits;	/* 32 */
 } mpt_lion_config;
 
 /* The values that the comments above give. */
@@ -1814,23 +1815,23 @@ MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *con
    A step waits for the device; captured steps and recordings refuse it. */
 enum { MPT_MAX_STATES = 3 };
 typedef struct mpt_user_update {
-	mpt_tensor value;                 /* the parameter, or the master of a half one */
-	mpt_tensor gradient;              /* unscaled and clipped */
-	mpt_tensor state[MPT_MAX_STATES]; /* 0 at first; behind the last one null handles */
-	int64_t step;                     /* of this parameter, from 1 */
-	double lr, weight_decay;          /* of its group; nothing has been decayed */
+	mpt_tensor value;					/* the parameter, or the master of a half one */
+	mpt_tensor gradient;				/* unscaled and clipped */
+	mpt_tensor state[MPT_MAX_STATES];	/* 0 at first; behind the last one null handles */
+	int64_t step;						/* of this parameter, from 1 */
+	double lr, weight_decay;			/* of its group; nothing has been decayed */
 	int group;
-	const char *path; /* "0.weight" */
+	const char *path;	/* "0.weight" */
 } mpt_user_update;
 typedef struct mpt_user_optimizer_config {
 	mpt_status (*update)(mpt_context *context, const mpt_user_update *parameter, void *user);
 	void *user;
-	double lr;           /* 1e-3 */
-	double weight_decay; /* 0 */
-	int states;          /* 0, up to MPT_MAX_STATES: tensors that the optimizer keeps for each */
+	double lr;				/* 1e-3 */
+	double weight_decay;	/* 0 */
+	int states;				/* 0, up to MPT_MAX_STATES: tensors that the optimizer keeps for each */
 	/* In checkpoints, of 1 to 31 letters, digits and underscores, copied; NULL: "state0" .. */
 	const char *state_names[MPT_MAX_STATES];
-	bool allow_shared; /* false */
+	bool allow_shared;	/* false */
 } mpt_user_optimizer_config;
 MPTRAIN_API mpt_user_optimizer_config mpt_user_optimizer_config_default(void);
 MPTRAIN_API mpt_optimizer mpt_user_optimizer(
@@ -1840,14 +1841,14 @@ MPTRAIN_API mpt_optimizer mpt_user_optimizer(
    vector; what it remembers, 2 history_size + 8 such vectors of fp32, lies in host memory, and sums
    are double. There is one group: mpt_optimizer_add is refused. */
 typedef struct mpt_lbfgs_config {
-	double lr;               /* 1: length of a step, or where its line search begins */
-	int max_iter;            /* 20 iterations in a step */
-	int max_eval;            /* 0: max_iter 5 / 4; evaluations after which no iteration begins */
-	double tolerance_grad;   /* 1e-7: ends where no gradient is larger */
-	double tolerance_change; /* 1e-9: ends where values or loss change by less */
-	int history_size;        /* 100 steps, 1 to 10000 */
-	bool strong_wolfe;       /* false; true: a line search to the strong Wolfe conditions */
-	bool allow_shared;       /* false */
+	double lr;					/* 1: length of a step, or where its line search begins */
+	int max_iter;				/* 20 iterations in a step */
+	int max_eval;				/* 0: max_iter 5 / 4; evaluations after which no iteration begins */
+	double tolerance_grad;		/* 1e-7: ends where no gradient is larger */
+	double tolerance_change;	/* 1e-9: ends where values or loss change by less */
+	int history_size;			/* 100 steps, 1 to 10000 */
+	bool strong_wolfe;			/* false; true: a line search to the strong Wolfe conditions */
+	bool allow_shared;			/* false */
 } mpt_lbfgs_config;
 MPTRAIN_API mpt_lbfgs_config mpt_lbfgs_config_default(void);
 MPTRAIN_API mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config);
@@ -1870,21 +1871,21 @@ MPTRAIN_API double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, 
    error where no matrix is left. Momentum buffer and products are fp32, so that results do not
    depend on what a CPU has for bf16; with `bf16` what is multiplied is rounded, as in PyTorch. */
 typedef enum mpt_muon_adjust {
-	MPT_MUON_ORIGINAL,       /* matrix [m, n]: lr sqrt(max(1, m / n)) */
-	MPT_MUON_MATCH_RMS_ADAMW /* lr 0.2 sqrt(max(m, n)): steps as large as those of AdamW */
+	MPT_MUON_ORIGINAL,			/* matrix [m, n]: lr sqrt(max(1, m / n)) */
+	MPT_MUON_MATCH_RMS_ADAMW	/* lr 0.2 sqrt(max(m, n)): steps as large as those of AdamW */
 } mpt_muon_adjust;
 typedef struct mpt_muon_config {
-	double lr;               /* 1e-3 */
-	double weight_decay;     /* 0.1, decoupled */
-	double momentum;         /* 0.95 */
-	double eps;              /* 1e-7: the least norm that a matrix is divided by */
-	int ns_steps;            /* 5 iterations, 1 to 20 */
-	mpt_muon_adjust adjust;  /* MPT_MUON_ORIGINAL */
-	bool nesterov;           /* true */
-	bool bf16;               /* false */
-	const char *adamw_names; /* NULL; "head, 3.weight": paths of modules or parameters */
-	mpt_adamw_config adamw;  /* its lr, betas, eps and weight_decay: those of the others */
-	bool allow_shared, maximize, stochastic_rounding; /* of all parameters */
+	double lr;					/* 1e-3 */
+	double weight_decay;		/* 0.1, decoupled */
+	double momentum;			/* 0.95 */
+	double eps;					/* 1e-7: the least norm that a matrix is divided by */
+	int ns_steps;				/* 5 iterations, 1 to 20 */
+	mpt_muon_adjust adjust;		/* MPT_MUON_ORIGINAL */
+	bool nesterov;				/* true */
+	bool bf16;					/* false */
+	const char *adamw_names;	/* NULL; "head, 3.weight": paths of modules or parameters */
+	mpt_adamw_config adamw;		/* its lr, betas, eps and weight_decay: those of the others */
+	bool allow_shared, maximize, stochastic_rounding;	/* of all parameters */
 } mpt_muon_config;
 MPTRAIN_API mpt_muon_config mpt_muon_config_default(void);
 MPTRAIN_API mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config);
@@ -1893,14 +1894,14 @@ MPTRAIN_API mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *con
    module's parameters (those already held move there), with its own lr and decay: all below
    `module`, or the one at path `parameter` if that is not NULL. */
 typedef struct mpt_group_config {
-	double lr; /* absolute */
+	double lr;	/* absolute */
 	double weight_decay;
 } mpt_group_config;
 MPTRAIN_API int mpt_optimizer_add(mpt_optimizer optimizer, mpt_module module, const char *parameter,
-	const mpt_group_config *config); /* group index, -1 on error */
+	const mpt_group_config *config);	/* group index, -1 on error */
 MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer optimizer);
 MPTRAIN_API mpt_status mpt_set_lr(
-	mpt_optimizer optimizer, int group, double lr); /* -1: all groups */
+	mpt_optimizer optimizer, int group, double lr);	/* -1: all groups */
 /* That of the next step; NaN on error. May wait for the device. */
 MPTRAIN_API double mpt_get_lr(mpt_optimizer optimizer, int group);
 
@@ -1942,7 +1943,7 @@ MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
 MPTRAIN_API mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on);
 /* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
-MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer); /* moments, masters, counters */
+MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer optimizer);	/* moments, masters, counters */
 MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer optimizer);
 
 /* Schedules. Per step they are indexed on the device by the count of applied steps; per epoch they
@@ -1958,10 +1959,10 @@ typedef struct mpt_rate {
 	double number[3];
 	int64_t milestone[MPT_MAX_MILESTONES];
 } mpt_rate;
-MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total); /* base factor, then base */
-MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total); /* factors of base */
-MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma);                       /* base gamma^t */
-MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma); /* base gamma^floor(t / size) */
+MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total);	/* base factor, then base */
+MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total);	/* factors of base */
+MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma);							/* base gamma^t */
+MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma);	/* base gamma^floor(t / size) */
 /* base gamma^(milestones <= t); up to MPT_MAX_MILESTONES of them, rising. */
 MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma);
 /* base (1 - min(t, total) / total)^power */
@@ -1994,14 +1995,14 @@ MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64
    RMSprop) or beta1 (Adam, Lion) the other way. The device reads both from its table, so recorded
    and captured steps go on with it. After the last step all stays as it is there. */
 typedef struct mpt_one_cycle_config {
-	double max_lr;                       /* 0: the lr that each group has */
-	int64_t total;                       /* steps or epochs; to be set */
-	double pct_start;                    /* 0.3; part of the cycle that rises */
-	double div_factor, final_div_factor; /* 25, 1e4 */
-	bool linear;                         /* false: cosine */
-	bool three_phase;                    /* false; true: down to the start, then further */
-	bool cycle_momentum;                 /* true */
-	double base_momentum, max_momentum;  /* 0.85, 0.95 */
+	double max_lr;							/* 0: the lr that each group has */
+	int64_t total;							/* steps or epochs; to be set */
+	double pct_start;						/* 0.3; part of the cycle that rises */
+	double div_factor, final_div_factor;	/* 25, 1e4 */
+	bool linear;							/* false: cosine */
+	bool three_phase;						/* false; true: down to the start, then further */
+	bool cycle_momentum;					/* true */
+	double base_momentum, max_momentum;		/* 0.85, 0.95 */
 } mpt_one_cycle_config;
 MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void);
 MPTRAIN_API mpt_schedule mpt_one_cycle(
@@ -2009,13 +2010,13 @@ MPTRAIN_API mpt_schedule mpt_one_cycle(
 
 /* Cuts the rates when a metric no longer gets better. It moves by mpt_schedule_metric alone. */
 typedef struct mpt_plateau_config {
-	double factor;      /* 0.1; in [0, 1) */
-	int64_t patience;   /* 10; values that may be no better before a cut */
-	double threshold;   /* 1e-4; less is no better */
-	bool absolute;      /* false: the threshold is relative to the best value */
-	bool maximize;      /* false: less is better */
-	int64_t cooldown;   /* 0; values after a cut that do not count */
-	double min_lr, eps; /* 0, 1e-8: a cut by no more than eps is none */
+	double factor;		/* 0.1; in [0, 1) */
+	int64_t patience;	/* 10; values that may be no better before a cut */
+	double threshold;	/* 1e-4; less is no better */
+	bool absolute;		/* false: the threshold is relative to the best value */
+	bool maximize;		/* false: less is better */
+	int64_t cooldown;	/* 0; values after a cut that do not count */
+	double min_lr, eps;	/* 0, 1e-8: a cut by no more than eps is none */
 } mpt_plateau_config;
 MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void);
 MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(
@@ -2028,22 +2029,22 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule schedule);
 
 /* Where a schedule stands; with it, and the lr of the groups, a new one goes on from there. */
 typedef struct mpt_schedule_state {
-	int64_t time; /* applied steps, epochs ended, metrics seen */
-	double best;  /* the rest is of plateaus: the best metric; */
-	int64_t bad;  /* how many since were no better; */
+	int64_t time;	/* applied steps, epochs ended, metrics seen */
+	double best;	/* the rest is of plateaus: the best metric; */
+	int64_t bad;	/* how many since were no better; */
 	int64_t cooldown;
 } mpt_schedule_state;
-MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule); /* may wait */
+MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule schedule);	/* may wait */
 MPTRAIN_API mpt_status mpt_schedule_set_state(
 	mpt_schedule schedule, const mpt_schedule_state *state);
-MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule); /* the rates stay */
+MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule schedule);	/* the rates stay */
 
 /* Averages of a module's parameters over the steps of an optimizer, fp32, as
    torch.optim.swa_utils.AveragedModel keeps them: the first update copies. */
 typedef struct mpt_ema_config {
-	double decay; /* 0.999; in [0, 1): average = decay average + (1 - decay) value */
-	bool warmup;  /* false; true: min(decay, (1 + n) / (10 + n)) at update n */
-	bool equal;   /* false; true: all updates have the same weight (SWA), whatever decay is */
+	double decay;	/* 0.999; in [0, 1): average = decay average + (1 - decay) value */
+	bool warmup;	/* false; true: min(decay, (1 + n) / (10 + n)) at update n */
+	bool equal;		/* false; true: all updates have the same weight (SWA), whatever decay is */
 } mpt_ema_config;
 MPTRAIN_API mpt_ema_config mpt_ema_config_default(void);
 MPTRAIN_API mpt_ema mpt_ema_create(
@@ -2055,22 +2056,22 @@ MPTRAIN_API mpt_status mpt_ema_update(mpt_ema ema);
    evaluate or save it, or for mpt_copy_module to another one. No step meanwhile. */
 MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema ema);
 MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema ema);
-MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema ema); /* averages and counts */
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema ema);	/* averages and counts */
 MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema ema);
 
 /* ==== Gradient scaler ======================================================================== */
 
 typedef struct mpt_scaler_config {
-	double init_scale;       /* 65536 */
-	double growth_factor;    /* 2; > 1 */
-	double backoff_factor;   /* 0.5; in (0, 1) */
-	int64_t growth_interval; /* 2000 clean steps; >= 1 */
-	double min_scale;        /* 1: the floor; 0 = none */
-	double max_scale;        /* 2^24: the ceiling; 0 = none */
-	bool enabled;            /* true; false: every call passes through */
-	bool fixed;              /* false; true: static loss scaling, overflow still skips */
-	int64_t patience;        /* 100 skips in a row end in an error with a diagnosis; 0 = never */
-	int64_t window; /* 1000 steps: skip rates of successive windows are compared; 0 = never */
+	double init_scale;			/* 65536 */
+	double growth_factor;		/* 2; > 1 */
+	double backoff_factor;		/* 0.5; in (0, 1) */
+	int64_t growth_interval;	/* 2000 clean steps; >= 1 */
+	double min_scale;			/* 1: the floor; 0 = none */
+	double max_scale;			/* 2^24: the ceiling; 0 = none */
+	bool enabled;				/* true; false: every call passes through */
+	bool fixed;					/* false; true: static loss scaling, overflow still skips */
+	int64_t patience;			/* 100 skips in a row end in an error with a diagnosis; 0 = never */
+	int64_t window;	/* 1000 steps: skip rates of successive windows are compared; 0 = never */
 } mpt_scaler_config;
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void);
 MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config);
@@ -2094,15 +2095,15 @@ typedef enum mpt_outcome {
 } mpt_outcome;
 typedef struct mpt_scaler_stats {
 	double scale;
-	int64_t growth_tracker; /* clean steps since the last change */
-	int64_t steps, skipped; /* updates with at least one optimizer step; of those, skipped */
+	int64_t growth_tracker;	/* clean steps since the last change */
+	int64_t steps, skipped;	/* updates with at least one optimizer step; of those, skipped */
 	int64_t skipped_in_a_row;
-	int64_t last_skipped_step; /* counted from 1; 0 = never */
+	int64_t last_skipped_step;	/* counted from 1; 0 = never */
 } mpt_scaler_stats;
 /* What became of the last update's step. Waits for the device. */
 MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler scaler);
-MPTRAIN_API double mpt_get_scale(mpt_scaler scaler);                   /* waits for the device */
-MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler scaler, double scale); /* keeps the tracker */
+MPTRAIN_API double mpt_get_scale(mpt_scaler scaler);					/* waits for the device */
+MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler scaler, double scale);	/* keeps the tracker */
 /* The numbers as of the last finished update; does not wait. */
 MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler scaler);
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler scaler);
@@ -2124,13 +2125,13 @@ typedef enum mpt_split { MPT_TRAIN = 0, MPT_TEST } mpt_split;
    (i64 class numbers, or float tensors). With copy = false the caller keeps both alive. */
 typedef struct mpt_memory_dataset_config {
 	int64_t count;
-	mpt_dtype dtype; /* MPT_F32 */
-	mpt_shape shape; /* MPT_SCALAR */
+	mpt_dtype dtype;	/* MPT_F32 */
+	mpt_shape shape;	/* MPT_SCALAR */
 	const void *inputs;
-	mpt_dtype target_dtype; /* MPT_I64 */
-	mpt_shape target_shape; /* MPT_SCALAR */
+	mpt_dtype target_dtype;	/* MPT_I64 */
+	mpt_shape target_shape;	/* MPT_SCALAR */
 	const void *targets;
-	bool copy; /* true */
+	bool copy;	/* true */
 } mpt_memory_dataset_config;
 MPTRAIN_API mpt_memory_dataset_config mpt_memory_dataset_config_default(void);
 MPTRAIN_API mpt_dataset mpt_memory_dataset(
@@ -2157,8 +2158,8 @@ typedef struct mpt_user_dataset_config {
 MPTRAIN_API mpt_dataset mpt_user_dataset(
 	mpt_context *context, const mpt_user_dataset_config *config);
 
-MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset);    /* -1 on error */
-MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset); /* of an input; rank -1 on error */
+MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset);		/* -1 on error */
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset);	/* of an input; rank -1 on error */
 /* The name of a class number; NULL past the last one, or if classes have no names. */
 MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index);
 /* (value - mean) / deviation on delivery, u8 inputs after division by 255. */
@@ -2176,7 +2177,7 @@ MPTRAIN_API mpt_status mpt_random_split(
 MPTRAIN_API mpt_status mpt_sample(
 	mpt_dataset dataset, int64_t index, float *input, int64_t *target);
 typedef struct mpt_sample_sizes {
-	mpt_dtype dtype, target_dtype; /* MPT_F32, or the whole numbers that a loader does not convert;
+	mpt_dtype dtype, target_dtype;	/* MPT_F32, or the whole numbers that a loader does not convert;
 									  MPT_DTYPE_NONE: there are no targets */
 	mpt_shape shape, target_shape;
 	size_t bytes, target_bytes;
@@ -2193,23 +2194,23 @@ MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
    `out` is NULL, or with mpt_loader_config.target_dtype [size, target_shape..] and delivered in
    place of y. `seed` depends on the loader's seed, epoch and batch alone. */
 typedef struct mpt_collation {
-	int64_t size, index; /* samples; number of the batch in its epoch */
+	int64_t size, index;	/* samples; number of the batch in its epoch */
 	uint64_t seed;
 	void *x, *y, *out;
 } mpt_collation;
 typedef struct mpt_loader_config {
-	int64_t batch;   /* 64 */
-	bool shuffle;    /* false */
-	bool drop_last;  /* false */
-	int workers;     /* 0: the calling thread loads, the context's help with data in memory */
-	int prefetch;    /* 2 batches per worker */
-	mpt_dtype dtype; /* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
-	uint64_t seed;   /* 0: derived from the context's */
+	int64_t batch;		/* 64 */
+	bool shuffle;		/* false */
+	bool drop_last;		/* false */
+	int workers;		/* 0: the calling thread loads, the context's help with data in memory */
+	int prefetch;		/* 2 batches per worker */
+	mpt_dtype dtype;	/* MPT_F32; inputs arrive so: MPT_F16, MPT_BF16 */
+	uint64_t seed;		/* 0: derived from the context's */
 	/* NULL; one per sample, copied: `samples` (0: as many as there are) are drawn by weight each
 	   epoch, with replacement. */
 	const double *weights;
 	int64_t samples;
-	bool skip_bad; /* false; true: samples that fail are left out and counted, the log says why */
+	bool skip_bad;	/* false; true: samples that fail are left out and counted, the log says why */
 	/* 0 of 1: this process's share of an epoch that `world` loaders of the same dataset, seed and
 	   settings deal out in turn, each sample to one of them. All get as many: the first samples of
 	   the order are given again where the last round lacks some; with drop_last the last round is
@@ -2221,32 +2222,32 @@ typedef struct mpt_loader_config {
 	bool (*collate)(void *user, const mpt_collation *batch, char *error, size_t error_size);
 	void *collate_user;
 	mpt_dtype
-		target_dtype; /* MPT_DTYPE_NONE: targets stay what they are; else what collate makes */
-	mpt_shape target_shape; /* of one sample */
+		target_dtype;	/* MPT_DTYPE_NONE: targets stay what they are; else what collate makes */
+	mpt_shape target_shape;	/* of one sample */
 } mpt_loader_config;
 MPTRAIN_API mpt_loader_config mpt_loader_config_default(void);
 typedef struct mpt_batch {
-	mpt_tensor x, y; /* [batch, shape..], [batch, target shape..]; live until the next call */
-	int64_t size;    /* samples */
-	int64_t index;   /* number of the batch in its epoch */
+	mpt_tensor x, y;	/* [batch, shape..], [batch, target shape..]; live until the next call */
+	int64_t size;		/* samples */
+	int64_t index;		/* number of the batch in its epoch */
 } mpt_batch;
 MPTRAIN_API mpt_loader mpt_loader_create(
 	mpt_context *context, mpt_dataset dataset, const mpt_loader_config *config);
 /* The next batch; false at the end of an epoch (the next call then starts another one) and on
    error. Order and values depend on seed, epoch and index alone, never on the number of workers. */
 MPTRAIN_API bool mpt_loader_next(mpt_loader loader, mpt_batch *batch);
-MPTRAIN_API int64_t mpt_loader_batches(mpt_loader loader);  /* per epoch */
-MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader loader); /* to the start of a new epoch */
+MPTRAIN_API int64_t mpt_loader_batches(mpt_loader loader);	/* per epoch */
+MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader loader);	/* to the start of a new epoch */
 /* Goes on with that batch, as a loader with the same seed would that had come there: with epoch and
    next of mpt_loader_statistics a training resumes where it was. */
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader loader, int64_t epoch, int64_t batch);
 typedef struct mpt_loader_stats {
-	int64_t batches;       /* delivered so far, of */
-	int64_t samples;       /* so many */
-	int64_t skipped;       /* samples left out (skip_bad) */
-	int64_t epoch, next;   /* where the loader stands: epoch from 0, number of its next batch */
-	double seconds_waited; /* the training thread waited for data */
-	int64_t by_worker[64]; /* samples made by each worker */
+	int64_t batches;		/* delivered so far, of */
+	int64_t samples;		/* so many */
+	int64_t skipped;		/* samples left out (skip_bad) */
+	int64_t epoch, next;	/* where the loader stands: epoch from 0, number of its next batch */
+	double seconds_waited;	/* the training thread waited for data */
+	int64_t by_worker[64];	/* samples made by each worker */
 } mpt_loader_stats;
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader loader);
 MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader loader);
@@ -2257,19 +2258,19 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader loader);
    dots; that in `to` for the same text. The rules that fit act in the order of their table, each on
    what those before made of the name. */
 typedef struct mpt_rename {
-	const char *from, *to; /* "transformer.*", "*"; one '*' at most */
-	bool transpose;        /* the file has the matrix as [in, out] */
-	int part, parts;       /* 0, 0: the whole parameter; else number `part` of `parts` (up to 16)
+	const char *from, *to;	/* "transformer.*", "*"; one '*' at most */
+	bool transpose;			/* the file has the matrix as [in, out] */
+	int part, parts;		/* 0, 0: the whole parameter; else number `part` of `parts` (up to 16)
 							  equal ones along its first dimension, as query, key and value are of
 							  in_proj_weight */
 } mpt_rename;
 typedef struct mpt_load_config {
-	bool strict;               /* true: the same names on both sides; false: what matches by name */
-	const mpt_rename *renames; /* NULL; read during the call, as is `ignore` */
+	bool strict;				/* true: the same names on both sides; false: what matches by name */
+	const mpt_rename *renames;	/* NULL; read during the call, as is `ignore` */
 	int rename_count;
-	const char *const *ignore; /* NULL; patterns of names of the file, as in `from`, to leave out */
+	const char *const *ignore;	/* NULL; patterns of names of the file, as in `from`, to leave out */
 	int ignore_count;
-	const char *prefix; /* NULL; "encoder": only what is encoder.x in the file, as x: a part of a
+	const char *prefix;	/* NULL; "encoder": only what is encoder.x in the file, as x: a part of a
 						   net from the file of the whole. Renames act on what is left */
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
@@ -2327,21 +2328,21 @@ MPTRAIN_API size_t mpt_snapshot_difference(
 
 /* Checkpoints in a folder, for trainings of hours: DIR/step-000000001200.safetensors.
 
-	   mpt_checkpoint_open(ctx, "run", NULL);      goes on from the newest file there, if any
+	   mpt_checkpoint_open(ctx, "run", NULL);		goes on from the newest file there, if any
 	   while (!mpt_stop_requested(ctx) && mpt_loader_next(loader, &batch)) {
-		   ..                                      one step
-		   mpt_checkpoint_step(ctx);               writes one each 1000 steps
+		   ..										one step
+		   mpt_checkpoint_step(ctx);				writes one each 1000 steps
 	   }
-	   mpt_checkpoint_close(ctx);                  writes the last one
+	   mpt_checkpoint_close(ctx);					writes the last one
 
    Killed at any time and started again, it ends with the bytes of a training that never stopped. */
 typedef struct mpt_checkpoint_config {
-	int64_t every;   /* 1000; steps between two files; 0: only where a stop is asked for, and at the
+	int64_t every;		/* 1000; steps between two files; 0: only where a stop is asked for, and at the
 						end. Of loops without mpt_step_begin the optimizers' updates count */
-	int keep;        /* 2; how many of the newest files stay */
-	bool resume;     /* true: goes on from the newest file; false: a folder that has one is
+	int keep;			/* 2; how many of the newest files stay */
+	bool resume;		/* true: goes on from the newest file; false: a folder that has one is
 						refused */
-	bool background; /* false; true: the training waits for a copy in memory alone, which a thread
+	bool background;	/* false; true: the training waits for a copy in memory alone, which a thread
 						writes; config.io is then called by it, too */
 } mpt_checkpoint_config;
 MPTRAIN_API mpt_checkpoint_config mpt_checkpoint_config_default(void);
@@ -2361,10 +2362,10 @@ MPTRAIN_API mpt_status mpt_checkpoint_best(mpt_context *context, double value);
 MPTRAIN_API mpt_status mpt_checkpoint_close(mpt_context *context);
 /* Of the folder that is open. */
 typedef struct mpt_checkpoint_stats {
-	int64_t resumed;         /* step of the file that the training went on from; 0: none */
-	int64_t files;           /* written since */
-	double seconds, longest; /* that the training stood still for them: all, the longest */
-	double best;             /* infinity before the first */
+	int64_t resumed;			/* step of the file that the training went on from; 0: none */
+	int64_t files;				/* written since */
+	double seconds, longest;	/* that the training stood still for them: all, the longest */
+	double best;				/* infinity before the first */
 } mpt_checkpoint_stats;
 MPTRAIN_API mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *context);
 
@@ -2412,54 +2413,54 @@ MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured captured);
 /* ==== Fit ==================================================================================== */
 
 typedef struct mpt_progress {
-	int epoch, epochs;                           /* from 1 */
-	int64_t batch, batches;                      /* from 1 */
-	double loss;                                 /* mean of this epoch so far */
-	double validation_loss, validation_accuracy; /* NaN until there are some */
-	double scale;                                /* loss scale, 1 without a scaler */
+	int epoch, epochs;								/* from 1 */
+	int64_t batch, batches;							/* from 1 */
+	double loss;									/* mean of this epoch so far */
+	double validation_loss, validation_accuracy;	/* NaN until there are some */
+	double scale;									/* loss scale, 1 without a scaler */
 	int64_t skipped_steps;
 	double steps_per_second, seconds, eta_seconds;
-	double seconds_waited; /* of them for batches to train on */
+	double seconds_waited;	/* of them for batches to train on */
 	bool epoch_end;
-	int64_t step;     /* of the whole fit, from 1; behind an epoch that of its last batch */
-	double lr;        /* of the first group, for the next step; NaN once the optimizer is gone */
-	double grad_norm; /* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
+	int64_t step;		/* of the whole fit, from 1; behind an epoch that of its last batch */
+	double lr;			/* of the first group, for the next step; NaN once the optimizer is gone */
+	double grad_norm;	/* before clipping; NaN without clip_norm or grad_norm. Like loss and scale it
 						 is what the host knows by now: on a GPU that of an earlier step */
-	int64_t memory;   /* bytes in live use */
-	const char *text; /* the line the library would show: bar, figures, ETA */
+	int64_t memory;		/* bytes in live use */
+	const char *text;	/* the line the library would show: bar, figures, ETA */
 } mpt_progress;
 
 typedef struct mpt_fit_config {
-	int epochs;            /* 5; the first takes what is left of an epoch that is open */
-	mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
+	int epochs;				/* 5; the first takes what is left of an epoch that is open */
+	mpt_dtype precision;	/* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
 							  MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
-	mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
-	mpt_loader validation; /* null handle: none */
-	double clip_norm;      /* 0: no clipping */
-	bool grad_norm;        /* false; measures mpt_progress.grad_norm without clipping, too */
-	mpt_schedule schedule; /* stepped (a plateau: told the loss) per epoch; null handle: none */
-	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	mpt_scaler scaler;		/* null handle: none, except for MPT_F16, where a default one is made */
+	mpt_loader validation;	/* null handle: none */
+	double clip_norm;		/* 0: no clipping */
+	bool grad_norm;			/* false; measures mpt_progress.grad_norm without clipping, too */
+	mpt_schedule schedule;	/* stepped (a plateau: told the loss) per epoch; null handle: none */
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user);	/* NULL: nll_loss */
 	/* Called after every step and epoch; false stops the training. */
 	bool (*progress)(void *user, const mpt_progress *progress);
 	void *user;
-	int patience;           /* 0; epochs without a better validation loss before stopping */
-	const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
+	int patience;			/* 0; epochs without a better validation loss before stopping */
+	const char *checkpoint;	/* NULL; weights of the best epoch go to this path: by validation loss,
 							   or, as long as there was no finite one, the last epoch whose mean
 							   loss and weights are finite, or, where none is, the last one */
-	bool stop_on_nan;       /* true: an epoch that leaves a mean loss or weights that are not finite
+	bool stop_on_nan;		/* true: an epoch that leaves a mean loss or weights that are not finite
 							 is the last, with MPT_ERROR_NUMERIC. Where a scaler with patience skips
 							 such steps, it is the one to give up */
-	bool restore_weights;   /* true: then the weights and buffers are again those behind the last
+	bool restore_weights;	/* true: then the weights and buffers are again those behind the last
 							 finite epoch, or those before the fit; it takes a copy of them. States
 							 of the optimizer stay: make a new one to go on */
-	const char *checkpoints; /* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
+	const char *checkpoints;	/* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
 								that was killed goes on, and one that is complete says what it said.
 								Weights of restore_weights are in its files */
-	int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
-	bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
-	int64_t accumulate;      /* 0, as 1: each batch is a step; else one is made of the gradients of
+	int64_t save_every;			/* 0: one behind each epoch; else one each so many steps */
+	bool resume;				/* true: goes on from the newest file; as of mpt_checkpoint_config */
+	int64_t accumulate;			/* 0, as 1: each batch is a step; else one is made of the gradients of
 								so many, of the last ones of an epoch also of fewer */
-	int64_t micro_batch;     /* 0: a batch goes through the net as a whole; else so many samples of
+	int64_t micro_batch;		/* 0: a batch goes through the net as a whole; else so many samples of
 								it at a time, in the memory that these take; validation, too */
 	/* Either way a step is that of one large batch, where the loss is a mean over samples, but for
 	   roundings of sums (some 1e-6 in fp32), draws of dropout, and statistics of batch norm, which
@@ -2471,10 +2472,10 @@ typedef struct mpt_fit_result {
 	mpt_status status;
 	int epochs;
 	double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
-	double seconds_waited; /* for batches to train on; more workers make it less */
+	double seconds_waited;	/* for batches to train on; more workers make it less */
 	int64_t steps, skipped_steps;
-	bool stopped_early; /* by progress or patience */
-	bool interrupted;   /* by mpt_request_stop: neither judged nor validated, to be gone on with */
+	bool stopped_early;	/* by progress or patience */
+	bool interrupted;	/* by mpt_request_stop: neither judged nor validated, to be gone on with */
 } mpt_fit_result;
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
 /* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
@@ -2494,7 +2495,7 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__FACE_TRAINING_INCLUDED */
+#endif	/* MPT__FACE_TRAINING_INCLUDED */
 /* ----
  * face/inspection.h: the public API of what looks at a training: metrics, counters, the profiler,
  * NaN and anomalies, flights, graphs, statistics, recordings.
@@ -2516,12 +2517,12 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
 MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name);
 
 typedef struct mpt_counters {
-	int64_t calls;                  /* public calls */
-	int64_t launches;               /* kernels executed */
-	int64_t op_records;             /* ops recorded for backward */
-	int64_t form_hits, form_misses; /* derived forms of weights: reused, made */
-	int64_t parallel_runs;          /* kernels that used more than one thread */
-	int64_t by_thread[64];          /* chunks of work done by each pool thread, 0 = the caller */
+	int64_t calls;					/* public calls */
+	int64_t launches;				/* kernels executed */
+	int64_t op_records;				/* ops recorded for backward */
+	int64_t form_hits, form_misses;	/* derived forms of weights: reused, made */
+	int64_t parallel_runs;			/* kernels that used more than one thread */
+	int64_t by_thread[64];			/* chunks of work done by each pool thread, 0 = the caller */
 } mpt_counters;
 MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
 
@@ -2532,9 +2533,9 @@ MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context);
    first use. A captured step is told as the launches that it repeats, in which calls of the same op
    next to each other count as one; one that runs as a CUDA graph is told as one, "graph". */
 typedef struct mpt_profile_config {
-	int64_t spans;     /* 0; how many spans, of 72 bytes, are kept for mpt_profile_spans; 0: none */
-	double product[3]; /* 0: not known; the most FLOP a second in fp32, fp16 and bf16 .. */
-	double copy;       /* .. and bytes a second: what mpt_machine_measure, of the tools, finds */
+	int64_t spans;		/* 0; how many spans, of 72 bytes, are kept for mpt_profile_spans; 0: none */
+	double product[3];	/* 0: not known; the most FLOP a second in fp32, fp16 and bf16 .. */
+	double copy;		/* .. and bytes a second: what mpt_machine_measure, of the tools, finds */
 } mpt_profile_config;
 MPTRAIN_API mpt_profile_config mpt_profile_config_default(void);
 /* Begins; NULL: the defaults. What an earlier one has found is dropped. */
@@ -2550,25 +2551,25 @@ typedef enum mpt_profile_by {
 	MPT_PROFILE_KERNEL
 } mpt_profile_by;
 typedef struct mpt_profile_row {
-	const char *name;  /* "linear", "0.conv1", "gemm"; "-": none; lives as long as the context */
-	const char *phase; /* "forward", "backward", "update", "other"; of kernels "" */
-	int64_t calls;     /* that launch anything; of a module, how often it was its turn */
+	const char *name;	/* "linear", "0.conv1", "gemm"; "-": none; lives as long as the context */
+	const char *phase;	/* "forward", "backward", "update", "other"; of kernels "" */
+	int64_t calls;		/* that launch anything; of a module, how often it was its turn */
 	int64_t launches;
 	double seconds;
-	double flop, bytes_read, bytes_written; /* as the field counts them; each element once */
-	double least; /* seconds at the config's ceilings, the larger of products and bytes; 0: none */
+	double flop, bytes_read, bytes_written;	/* as the field counts them; each element once */
+	double least;	/* seconds at the config's ceilings, the larger of products and bytes; 0: none */
 } mpt_profile_row;
 /* Writes the `room` rows of most time, that first, and returns how many rows there are; -1 on
    error. Also while it goes on. */
 MPTRAIN_API int64_t mpt_profile_rows(
 	mpt_context *context, mpt_profile_by by, mpt_profile_row *rows, int64_t room);
 typedef struct mpt_profile_total {
-	double seconds; /* since it began, or until it ended */
+	double seconds;	/* since it began, or until it ended */
 	int64_t steps, batches;
-	double waiting;          /* seconds in mpt_loader_next, for batches */
-	double conversions;      /* of the launches' seconds: casts, and derived forms of weights */
-	mpt_profile_row all;     /* launches; "-" */
-	int64_t spans, left_out; /* kept, and more than there is room for */
+	double waiting;				/* seconds in mpt_loader_next, for batches */
+	double conversions;			/* of the launches' seconds: casts, and derived forms of weights */
+	mpt_profile_row all;		/* launches; "-" */
+	int64_t spans, left_out;	/* kept, and more than there is room for */
 } mpt_profile_total;
 MPTRAIN_API mpt_profile_total mpt_get_profile_total(mpt_context *context);
 /* The same as text, with tables of ops, modules and kernels, by time, at most 24 rows each. Returns
@@ -2579,20 +2580,20 @@ MPTRAIN_API size_t mpt_profile_text(mpt_context *context, char *text, size_t siz
    launch; waits within a step or beside it. */
 typedef enum mpt_span_kind {
 	MPT_SPAN_STEP = 0,
-	MPT_SPAN_MODULE, /* from the first launch in it to the last, as long as no other's turn came */
-	MPT_SPAN_OP,     /* the same */
+	MPT_SPAN_MODULE,	/* from the first launch in it to the last, as long as no other's turn came */
+	MPT_SPAN_OP,		/* the same */
 	MPT_SPAN_LAUNCH,
-	MPT_SPAN_WAIT, /* mpt_loader_next waits for a batch */
-	MPT_SPAN_BATCH /* a worker makes one, by the system's clock; left out with one of yours */
+	MPT_SPAN_WAIT,	/* mpt_loader_next waits for a batch */
+	MPT_SPAN_BATCH	/* a worker makes one, by the system's clock; left out with one of yours */
 } mpt_span_kind;
 typedef struct mpt_profile_span {
 	mpt_span_kind kind;
-	const char *name, *phase; /* as in a row; "step", "wait", "batch" */
-	int thread;               /* 0: the calling one; from 1 on: workers of loaders */
+	const char *name, *phase;	/* as in a row; "step", "wait", "batch" */
+	int thread;					/* 0: the calling one; from 1 on: workers of loaders */
 	int64_t step;
-	double start, seconds;                  /* since the profile began */
-	double flop, bytes_read, bytes_written; /* of the launches within */
-	int64_t memory; /* of a launch: all bytes in use behind it */
+	double start, seconds;					/* since the profile began */
+	double flop, bytes_read, bytes_written;	/* of the launches within */
+	int64_t memory;	/* of a launch: all bytes in use behind it */
 } mpt_profile_span;
 /* Hands all spans to `each`, those around others before these, and returns how many; -1 on error.
    `each` does not call mptrain. */
@@ -2616,9 +2617,9 @@ MPTRAIN_API const char *mpt_nan_report(mpt_context *context);
    What a step changes in place outside its own tensors is replayed with the values it has then. */
 typedef enum mpt_anomaly_kind {
 	MPT_ANOMALY_NONE = 0,
-	MPT_ANOMALY_PRECISION, /* an op that fp32 would have kept finite */
-	MPT_ANOMALY_VALUES,    /* fp32 gives NaN or infinity, too */
-	MPT_ANOMALY_UNKNOWN    /* the step could not be run again */
+	MPT_ANOMALY_PRECISION,	/* an op that fp32 would have kept finite */
+	MPT_ANOMALY_VALUES,		/* fp32 gives NaN or infinity, too */
+	MPT_ANOMALY_UNKNOWN		/* the step could not be run again */
 } mpt_anomaly_kind;
 MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on);
 /* What the last failed step of the mode was, and the same in words: step, op, module, element, both
@@ -2637,32 +2638,32 @@ MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context);
    same on machines of one level, and on all at MPT_ISA_PORTABLE or MPT_ISA_REF; every NaN counts as
    the same there, as machines differ in its sign. */
 typedef enum mpt_flight_level {
-	MPT_FLIGHT_STEPS, /* the step that differs is named */
-	MPT_FLIGHT_OPS    /* the op, too; all that a step writes is read once more for it */
+	MPT_FLIGHT_STEPS,	/* the step that differs is named */
+	MPT_FLIGHT_OPS		/* the op, too; all that a step writes is read once more for it */
 } mpt_flight_level;
 
 typedef struct mpt_flight_config {
-	mpt_flight_level level; /* MPT_FLIGHT_OPS */
-	int64_t block;          /* steps that are written at once, at most lost by a kill: 256 */
+	mpt_flight_level level;	/* MPT_FLIGHT_OPS */
+	int64_t block;			/* steps that are written at once, at most lost by a kill: 256 */
 } mpt_flight_config;
 MPTRAIN_API mpt_flight_config mpt_flight_config_default(void);
 
 typedef enum mpt_flight_kind {
-	MPT_FLIGHT_SAME = 0, /* all steps that the log has, and that were done, are those of the log */
-	MPT_FLIGHT_BATCH,    /* what came from outside differs */
-	MPT_FLIGHT_OP,       /* what an op wrote differs; all that was written before it is the same */
-	MPT_FLIGHT_STATE     /* what the updates of a step wrote differs; the log names no op */
+	MPT_FLIGHT_SAME = 0,	/* all steps that the log has, and that were done, are those of the log */
+	MPT_FLIGHT_BATCH,		/* what came from outside differs */
+	MPT_FLIGHT_OP,			/* what an op wrote differs; all that was written before it is the same */
+	MPT_FLIGHT_STATE		/* what the updates of a step wrote differs; the log names no op */
 } mpt_flight_kind;
 
 typedef struct mpt_flight_report {
 	mpt_flight_kind kind;
-	int64_t step;        /* the first that differs */
-	int64_t launch;      /* of MPT_FLIGHT_OP: how many tensors the step had written before */
-	int64_t steps;       /* that were compared and are the same */
-	char op[48];         /* "linear"; of an update its kernel */
-	char module[128];    /* its path; "" where there is none, and of a captured step */
-	char parameter[128]; /* the path of a parameter that the op reads; "" if it reads none */
-	char text[640];      /* all of it in words */
+	int64_t step;			/* the first that differs */
+	int64_t launch;			/* of MPT_FLIGHT_OP: how many tensors the step had written before */
+	int64_t steps;			/* that were compared and are the same */
+	char op[48];			/* "linear"; of an update its kernel */
+	char module[128];		/* its path; "" where there is none, and of a captured step */
+	char parameter[128];	/* the path of a parameter that the op reads; "" if it reads none */
+	char text[640];			/* all of it in words */
 } mpt_flight_report;
 
 /* Errors: a step is open, a flight is under way, a GPU (MPT_ERROR_UNSUPPORTED). A log of the same
@@ -2707,8 +2708,8 @@ MPTRAIN_API mpt_status mpt_confusion(
 	   mpt_class_scores(counts, 10, MPT_MACRO).f1 */
 enum { MPT_MACRO = -1, MPT_MICRO = -2, MPT_WEIGHTED = -3 };
 typedef struct mpt_scores {
-	int64_t samples; /* whose target is the class, or all */
-	double accuracy; /* of all samples */
+	int64_t samples;	/* whose target is the class, or all */
+	double accuracy;	/* of all samples */
 	double precision, recall, f1;
 } mpt_scores;
 MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which);
@@ -2720,8 +2721,8 @@ MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int 
 typedef mpt_tensor (*mpt_check_fn)(
 	mpt_context *context, void *user, const mpt_tensor *in, int n_in);
 typedef struct mpt_gradcheck_config {
-	double step;       /* 1e-2; times the value where that exceeds 1 */
-	double rtol, atol; /* 1e-2, 1e-3: what fp32 and this step allow */
+	double step;		/* 1e-2; times the value where that exceeds 1 */
+	double rtol, atol;	/* 1e-2, 1e-3: what fp32 and this step allow */
 } mpt_gradcheck_config;
 MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void);
 /* Up to 8 inputs. */
@@ -2745,7 +2746,7 @@ MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__FACE_INSPECTION_INCLUDED */
+#endif	/* MPT__FACE_INSPECTION_INCLUDED */
 /* ----
  * face/models.h: the public API of what convolutional networks and transformers are made of.
  * ---- */
@@ -2763,19 +2764,19 @@ extern "C" {
    one, is channels last too, and gradients lie as what they belong to; matmul, linear, layer and
    RMS norms and attention give contiguous results. Other layouts are copied where they meet a
    convolution, in launches of their own. So convert a batch once, at the start of the net. */
-MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x); /* x itself if it is */
-MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);       /* false for other ranks than 4 */
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x);	/* x itself if it is */
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);		/* false for other ranks than 4 */
 
 /* Pairs: along H and along W. One dimension: the second one. */
 typedef struct mpt_conv_config {
-	int64_t stride[2];         /* 1 */
-	int64_t padding[2];        /* 0; zeros on both sides. Transposed: so much less output */
-	int64_t output_padding[2]; /* 0; transposed only: more output at the end */
-	int64_t dilation[2];       /* 1 */
-	int64_t groups;            /* 1; of channels, each with kernels of its own */
-	bool same;                 /* stride 1: padding such that the output has the input's size, an
+	int64_t stride[2];			/* 1 */
+	int64_t padding[2];			/* 0; zeros on both sides. Transposed: so much less output */
+	int64_t output_padding[2];	/* 0; transposed only: more output at the end */
+	int64_t dilation[2];		/* 1 */
+	int64_t groups;				/* 1; of channels, each with kernels of its own */
+	bool same;					/* stride 1: padding such that the output has the input's size, an
 								  odd one more at the end; `padding` does not count */
-	bool bias;                 /* true; layers: whether there is one */
+	bool bias;					/* true; layers: whether there is one */
 } mpt_conv_config;
 MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
 
@@ -2838,11 +2839,11 @@ MPTRAIN_API mpt_tensor mpt_group_norm(
    number of updates, which makes it the mean of all), track, without which a module has no running
    statistics and takes those of the batch also when it does not train, and relu. */
 typedef struct mpt_norm_config {
-	double eps;        /* 1e-5 */
-	bool weight, bias; /* true; weight 1, bias 0 at first; of RMS norm no bias */
-	double momentum;   /* 0.1 */
-	bool track;        /* true */
-	bool relu;         /* false: a relu follows, after the second input where there is one */
+	double eps;			/* 1e-5 */
+	bool weight, bias;	/* true; weight 1, bias 0 at first; of RMS norm no bias */
+	double momentum;	/* 0.1 */
+	bool track;			/* true */
+	bool relu;			/* false: a relu follows, after the second input where there is one */
 } mpt_norm_config;
 MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
 /* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
@@ -2873,10 +2874,10 @@ MPTRAIN_API int64_t mpt_refused_updates(mpt_module module);
    ends beyond. */
 typedef struct mpt_pool_config {
 	int64_t window[2];
-	int64_t step[2];    /* 0: as large as the window */
-	int64_t padding[2]; /* on both sides, at most half the window */
-	bool ceil_mode;     /* false */
-	bool count_padding; /* true: the padding's zeros count in means */
+	int64_t step[2];	/* 0: as large as the window */
+	int64_t padding[2];	/* on both sides, at most half the window */
+	bool ceil_mode;		/* false */
+	bool count_padding;	/* true: the padding's zeros count in means */
 } mpt_pool_config;
 MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding);
 /* The largest element of each window (a NaN is larger than all; of equal ones the first gets the
@@ -2910,13 +2911,13 @@ MPTRAIN_API mpt_module mpt_nn_embedding(
    gradient. causal: query t sees keys 0 to t, also where T and S differ; and what the mask lets
    through, if there is one. */
 typedef struct mpt_attention_config {
-	mpt_tensor mask; /* or a null handle */
-	bool causal;     /* false */
-	double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
-	double scale;    /* of the scores; 0: 1 / sqrt(D) */
-	int64_t window;  /* 0; with causal: query t sees the last `window` keys up to its own alone, and
+	mpt_tensor mask;	/* or a null handle */
+	bool causal;		/* false */
+	double dropout;		/* 0; none in eval mode and in inference, as mpt_dropout */
+	double scale;		/* of the scores; 0: 1 / sqrt(D) */
+	int64_t window;		/* 0; with causal: query t sees the last `window` keys up to its own alone, and
 						time grows with T * window */
-	int64_t offset;  /* 0; with causal: query t stands at key offset + t, as behind a cache */
+	int64_t offset;		/* 0; with causal: query t stands at key offset + t, as behind a cache */
 } mpt_attention_config;
 MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 /* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
@@ -2935,20 +2936,20 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(
    base^(-2 i / D) radians. x [.., T, D] of rank 2 to 4, or with `heads` [B, T, heads * D], and D
    even. Angles are doubles, the rest is fp32, also in backward; the result has the dtype of x. */
 typedef struct mpt_rope_config {
-	double base;      /* 10000 */
-	int64_t offset;   /* 0; position of the first row: how many a cache holds */
-	bool interleaved; /* false: elements i and i + D / 2 are a pair, as in GPT-NeoX and Hugging
+	double base;		/* 10000 */
+	int64_t offset;		/* 0; position of the first row: how many a cache holds */
+	bool interleaved;	/* false: elements i and i + D / 2 are a pair, as in GPT-NeoX and Hugging
 						 Face's Llama; true: 2 i and 2 i + 1, as in the paper and Meta's Llama */
-	int heads;        /* 0; that lie side by side in the last dimension, up to 255 */
+	int heads;			/* 0; that lie side by side in the last dimension, up to 255 */
 } mpt_rope_config;
 MPTRAIN_API mpt_rope_config mpt_rope_config_default(void);
 MPTRAIN_API mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config);
 
 /* Gated units, arXiv:2002.05202: x in two halves a and b along dim. */
 typedef enum mpt_gate {
-	MPT_GATE_SIGMOID = 0, /* a sigmoid(b): torch.nn.functional.glu */
-	MPT_GATE_SILU,        /* silu(a) b: SwiGLU */
-	MPT_GATE_GELU         /* gelu(a) b: GEGLU */
+	MPT_GATE_SIGMOID = 0,	/* a sigmoid(b): torch.nn.functional.glu */
+	MPT_GATE_SILU,			/* silu(a) b: SwiGLU */
+	MPT_GATE_GELU			/* gelu(a) b: GEGLU */
 } mpt_gate;
 MPTRAIN_API mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate);
 /* Along the last dimension. */
@@ -2963,23 +2964,23 @@ MPTRAIN_API mpt_module mpt_nn_glu(mpt_context *context, mpt_gate gate);
 MPTRAIN_API mpt_tensor mpt_hash_grid(
 	mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest);
 typedef struct mpt_hash_grid_config {
-	int64_t levels;           /* 16 */
-	int64_t entries;          /* 2^14, of each level */
-	int64_t features;         /* 2 */
-	int64_t coarsest, finest; /* 16, 512; up to 2^20 */
+	int64_t levels;				/* 16 */
+	int64_t entries;			/* 2^14, of each level */
+	int64_t features;			/* 2 */
+	int64_t coarsest, finest;	/* 16, 512; up to 2^20 */
 } mpt_hash_grid_config;
 MPTRAIN_API mpt_hash_grid_config mpt_hash_grid_config_default(void);
 /* "table", uniform from -1e-4 to 1e-4. */
 MPTRAIN_API mpt_module mpt_nn_hash_grid(mpt_context *context, const mpt_hash_grid_config *config);
 
 typedef struct mpt_multi_head_config {
-	bool bias;            /* true */
-	bool causal;          /* false */
-	double dropout;       /* 0: of the attention weights */
-	bool qk_norm;         /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
+	bool bias;				/* true */
+	bool causal;			/* false */
+	double dropout;			/* 0: of the attention weights */
+	bool qk_norm;			/* false; RMS norms of each head's queries and keys, eps 1e-5, with the
 					   parameters "q_norm.weight" and "k_norm.weight" [width / heads], as Qwen3 */
-	int64_t window;       /* 0; with causal: as in mpt_attention_config */
-	mpt_rope_config rope; /* base 0: none. Queries and keys behind the norms; heads do not count */
+	int64_t window;			/* 0; with causal: as in mpt_attention_config */
+	mpt_rope_config rope;	/* base 0: none. Queries and keys behind the norms; heads do not count */
 } mpt_multi_head_config;
 MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 /* torch.nn.MultiheadAttention with batch_first and without weights as a result: "in_proj_weight"
@@ -3018,13 +3019,13 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(
 
 /* One layer in one direction. Null handles: absent. */
 typedef struct mpt_cell_config {
-	mpt_tensor weight_ih, weight_hh; /* [G H, features], [G H, H]; G: 1, of an LSTM 4, of a GRU 3 */
-	mpt_tensor bias_ih, bias_hh;     /* [G H] */
-	mpt_tensor weight_hr;            /* [P, H], of an LSTM: h is P wide, and weight_hh [G H, P] */
-	mpt_tensor lengths;              /* i64 [B]: steps that each sequence has, from 0 to T */
-	bool batch_first;                /* false */
-	bool reverse;                    /* false; true: from the last step to the first */
-	bool relu;                       /* false: tanh; of mpt_rnn */
+	mpt_tensor weight_ih, weight_hh;	/* [G H, features], [G H, H]; G: 1, of an LSTM 4, of a GRU 3 */
+	mpt_tensor bias_ih, bias_hh;		/* [G H] */
+	mpt_tensor weight_hr;				/* [P, H], of an LSTM: h is P wide, and weight_hh [G H, P] */
+	mpt_tensor lengths;					/* i64 [B]: steps that each sequence has, from 0 to T */
+	bool batch_first;					/* false */
+	bool reverse;						/* false; true: from the last step to the first */
+	bool relu;							/* false: tanh; of mpt_rnn */
 } mpt_cell_config;
 MPTRAIN_API mpt_cell_config mpt_cell_config_default(void);
 /* x -> the state h at each step, [T, B, H] or [B, T, H]. *h, *c [B, H]: before the call the state
@@ -3041,13 +3042,13 @@ MPTRAIN_API mpt_tensor mpt_lstm(
 MPTRAIN_API mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
 
 typedef struct mpt_recurrent_config {
-	int layers;         /* 1; up to 64 */
-	bool bias;          /* true */
-	bool batch_first;   /* false */
-	bool bidirectional; /* false; true: outputs of both directions side by side */
-	bool relu;          /* false: tanh; of mpt_nn_rnn and its cell */
-	double dropout;     /* 0: between layers, in training */
-	int64_t projection; /* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
+	int layers;			/* 1; up to 64 */
+	bool bias;			/* true */
+	bool batch_first;	/* false */
+	bool bidirectional;	/* false; true: outputs of both directions side by side */
+	bool relu;			/* false: tanh; of mpt_nn_rnn and its cell */
+	double dropout;		/* 0: between layers, in training */
+	int64_t projection;	/* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
 } mpt_recurrent_config;
 MPTRAIN_API mpt_recurrent_config mpt_recurrent_config_default(void);
 /* torch.nn.RNN, LSTM, GRU: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0" and, with a
@@ -3091,39 +3092,39 @@ MPTRAIN_API mpt_module mpt_nn_upsample(
 typedef enum mpt_node_kind {
 	MPT_NODE_INPUT = 0,
 	MPT_NODE_PARAMETER,
-	MPT_NODE_BUFFER,   /* of a module: running statistics */
-	MPT_NODE_CONSTANT, /* any other that no op made */
+	MPT_NODE_BUFFER,	/* of a module: running statistics */
+	MPT_NODE_CONSTANT,	/* any other that no op made */
 	MPT_NODE_OP,
 	MPT_NODE_USER_OP,
-	MPT_NODE_OUTPUT /* its input */
+	MPT_NODE_OUTPUT	/* its input */
 } mpt_node_kind;
 enum { MPT_NODE_INPUTS = 9, MPT_NODE_OUTPUTS = 4 };
 typedef struct mpt_edge {
-	int node, output; /* which output of which node; -1: an input left out */
+	int node, output;	/* which output of which node; -1: an input left out */
 } mpt_edge;
 typedef struct mpt_node {
 	mpt_node_kind kind;
-	const char *name;   /* of the op ("linear"); the path of what a module holds ("0.weight") */
-	const char *module; /* path of its module; "": the net */
-	const char *layer;  /* of an op: mpt_module_kind of that */
+	const char *name;	/* of the op ("linear"); the path of what a module holds ("0.weight") */
+	const char *module;	/* path of its module; "": the net */
+	const char *layer;	/* of an op: mpt_module_kind of that */
 	int inputs, outputs;
 	mpt_edge input[MPT_NODE_INPUTS];
 	mpt_shape shape[MPT_NODE_OUTPUTS];
 	mpt_dtype dtype[MPT_NODE_OUTPUTS];
-	mpt_dtype compute; /* of an op: what a product rounds its inputs to */
-	double flop;       /* of its launches; a product and a sum are two */
-	bool trainable;    /* of a parameter: it collects a gradient */
-	bool changed;      /* an input or the value: in place, by no node */
-	double number[2];  /* what an op is told, as src/ops/ has it */
+	mpt_dtype compute;	/* of an op: what a product rounds its inputs to */
+	double flop;		/* of its launches; a product and a sum are two */
+	bool trainable;		/* of a parameter: it collects a gradient */
+	bool changed;		/* an input or the value: in place, by no node */
+	double number[2];	/* what an op is told, as src/ops/ has it */
 	int64_t index[MPT_MAX_RANK];
 	int rank, activation, reduction;
-	mpt_tensor value; /* where no op made it; of a constant until the graph ends */
+	mpt_tensor value;	/* where no op made it; of a constant until the graph ends */
 } mpt_node;
 /* With MPTRAIN_WATCH: one forward in mpt_eval and inference mode and the autocast region that is
    open. Nothing of a training changes. Inputs: as of mpt_forward_n. An error inside recordings,
    captured steps and backward passes. */
 MPTRAIN_API mpt_graph mpt_trace(mpt_module net, const mpt_tensor *inputs, int n_inputs);
-MPTRAIN_API int mpt_graph_count(mpt_graph graph); /* of nodes; -1 on error */
+MPTRAIN_API int mpt_graph_count(mpt_graph graph);	/* of nodes; -1 on error */
 /* The graph's, until it is destroyed; NULL on error. */
 MPTRAIN_API const mpt_node *mpt_graph_node(mpt_graph graph, int index);
 MPTRAIN_API mpt_status mpt_graph_destroy(mpt_graph graph);
@@ -3131,7 +3132,7 @@ MPTRAIN_API mpt_status mpt_graph_destroy(mpt_graph graph);
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__FACE_MODELS_INCLUDED */
+#endif	/* MPT__FACE_MODELS_INCLUDED */
 /* ----
  * face/data.h: the public API of data in files: tables, arrays, images with
  * augmentation, text, tokens.
@@ -3149,25 +3150,25 @@ extern "C" {
    as ToTensor makes them. Steps are carried out together: no picture is resampled twice, and most
    go from decoded bytes straight into the batch. */
 typedef enum mpt_transform_kind {
-	MPT_RESIZE = 0,     /* bilinear, to [height, width]; width 0: the shorter side to height */
-	MPT_CENTER_CROP,    /* [height, width]; zeros where the picture is smaller */
-	MPT_RANDOM_CROP,    /* [height, width] of the picture with `padding` zeros on each side */
-	MPT_RANDOM_FLIP,    /* left to right, with probability p */
-	MPT_RESIZED_CROP,   /* a part, random in area (scale) and width / height (ratio), resized */
-	MPT_RANDOM_ERASING, /* with probability p, a part, random as above, becomes 0 */
-	MPT_NORMALIZE,      /* (value - mean[c]) / deviation[c] */
-	MPT_APPLY,          /* the function `apply` */
+	MPT_RESIZE = 0,		/* bilinear, to [height, width]; width 0: the shorter side to height */
+	MPT_CENTER_CROP,	/* [height, width]; zeros where the picture is smaller */
+	MPT_RANDOM_CROP,	/* [height, width] of the picture with `padding` zeros on each side */
+	MPT_RANDOM_FLIP,	/* left to right, with probability p */
+	MPT_RESIZED_CROP,	/* a part, random in area (scale) and width / height (ratio), resized */
+	MPT_RANDOM_ERASING,	/* with probability p, a part, random as above, becomes 0 */
+	MPT_NORMALIZE,		/* (value - mean[c]) / deviation[c] */
+	MPT_APPLY,			/* the function `apply` */
 	MPT_TRANSFORM_KINDS
 } mpt_transform_kind;
 typedef struct mpt_transform {
 	mpt_transform_kind kind;
 	int64_t height, width;
-	int64_t padding;              /* 0 */
-	bool antialias;               /* true: a reduced picture is averaged, as PIL does */
-	double p;                     /* 0.5 */
-	double scale[2], ratio[2];    /* resized crop: 0.08 to 1, 3/4 to 4/3; erasing: 0.02 to 0.33,
+	int64_t padding;				/* 0 */
+	bool antialias;					/* true: a reduced picture is averaged, as PIL does */
+	double p;						/* 0.5 */
+	double scale[2], ratio[2];		/* resized crop: 0.08 to 1, 3/4 to 4/3; erasing: 0.02 to 0.33,
 									 0.3 to 3.3 */
-	double mean[4], deviation[4]; /* 0, 1 */
+	double mean[4], deviation[4];	/* 0, 1 */
 	/* Changes `image`, of `shape` [C, H, W], in place, on any thread. `seed` differs by sample and
 	   epoch. False: the sample fails with what was written to `error`. */
 	bool (*apply)(
@@ -3184,11 +3185,11 @@ MPTRAIN_API mpt_transform mpt_transform_default(
 MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int count);
 
 typedef struct mpt_image_config {
-	int channels;         /* 3: 1 grey, 3 RGB, 4 RGBA */
-	int64_t max_pixels;   /* 2^25; larger pictures are an error before anything is decoded */
-	const char *manifest; /* NULL; a file of lines "SHA-256  path", as sha256sum writes them */
+	int channels;			/* 3: 1 grey, 3 RGB, 4 RGBA */
+	int64_t max_pixels;		/* 2^25; larger pictures are an error before anything is decoded */
+	const char *manifest;	/* NULL; a file of lines "SHA-256		path", as sha256sum writes them */
 	const mpt_transform *steps;
-	int step_count; /* 0 */
+	int step_count;	/* 0 */
 } mpt_image_config;
 MPTRAIN_API mpt_image_config mpt_image_config_default(void);
 /* Pictures folder/class/name.png, .jpg, .jpeg or .bmp, decoded by stb_image: needs a build with
@@ -3212,7 +3213,7 @@ MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *p
    (encoder.json, vocab.json) and the merges, one pair per line (vocab.bpe, merges.txt). */
 MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(
 	mpt_context *context, const char *vocabulary_path, const char *merges_path);
-MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer); /* -1 on error */
+MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer);	/* -1 on error */
 /* The number of the token of exactly these bytes, special ones such as "<|endoftext|>" too, which
    mpt_encode takes for text; -1 if there is none. */
 MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes);
@@ -3225,11 +3226,11 @@ MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer);
 
 /* Windows of a long row of tokens: inputs i64 [block], targets i64 [block] one token further. */
 typedef struct mpt_window_config {
-	int64_t block;      /* 128 */
-	int64_t stride;     /* 0: block; from one window to the next */
-	bool random;        /* false; true: `samples` windows at random places, others each epoch */
-	int64_t samples;    /* 0: as many as lie side by side */
-	int64_t vocabulary; /* 0; else a token that is not below it fails its sample */
+	int64_t block;		/* 128 */
+	int64_t stride;		/* 0: block; from one window to the next */
+	bool random;		/* false; true: `samples` windows at random places, others each epoch */
+	int64_t samples;	/* 0: as many as lie side by side */
+	int64_t vocabulary;	/* 0; else a token that is not below it fails its sample */
 } mpt_window_config;
 MPTRAIN_API mpt_window_config mpt_window_config_default(void);
 /* From a file of little-endian numbers of 1, 2 or 4 bytes, of any size, which is read window by
@@ -3251,34 +3252,34 @@ MPTRAIN_API mpt_dataset mpt_text_file(
    any other field of it is then an error. Texts that differ are categories, numbered in order:
    numbers first, by value, then by their bytes. */
 typedef enum mpt_column_use {
-	MPT_COLUMN_AUTO = 0, /* numbers: an input; texts: one-hot, with MPT_I64 their codes */
-	MPT_COLUMN_NUMBER,   /* an input; a text is an error */
-	MPT_COLUMN_ONE_HOT,  /* as many inputs, or float targets, as categories: 1 or 0 */
-	MPT_COLUMN_CODE,     /* an input: the number of its category, for an embedding */
-	MPT_COLUMN_TARGET,   /* a number to predict: targets f32 [columns of this kind] */
-	MPT_COLUMN_CLASS,    /* a class to predict: its category; targets i64, a scalar if it is one */
+	MPT_COLUMN_AUTO = 0,	/* numbers: an input; texts: one-hot, with MPT_I64 their codes */
+	MPT_COLUMN_NUMBER,		/* an input; a text is an error */
+	MPT_COLUMN_ONE_HOT,		/* as many inputs, or float targets, as categories: 1 or 0 */
+	MPT_COLUMN_CODE,		/* an input: the number of its category, for an embedding */
+	MPT_COLUMN_TARGET,		/* a number to predict: targets f32 [columns of this kind] */
+	MPT_COLUMN_CLASS,		/* a class to predict: its category; targets i64, a scalar if it is one */
 	MPT_COLUMN_IGNORE
 } mpt_column_use;
 typedef struct mpt_column {
-	const char *name; /* in the header; else its number from 0, "-1" for the last */
+	const char *name;	/* in the header; else its number from 0, "-1" for the last */
 	mpt_column_use use;
 } mpt_column;
 typedef struct mpt_table_config {
-	char delimiter;     /* ',' */
-	bool header;        /* true: the first line names the columns */
-	bool missing;       /* false: a field without a value is an error. true: a number is then NaN
+	char delimiter;		/* ',' */
+	bool header;		/* true: the first line names the columns */
+	bool missing;		/* false: a field without a value is an error. true: a number is then NaN
 						   until mpt_table_fit, a category the text "" */
-	mpt_dtype dtype;    /* MPT_F32; MPT_I64: all inputs are codes or whole numbers */
-	const char *target; /* NULL: the last column, unless `columns` has targets; "": none; or the
+	mpt_dtype dtype;	/* MPT_F32; MPT_I64: all inputs are codes or whole numbers */
+	const char *target;	/* NULL: the last column, unless `columns` has targets; "": none; or the
 						   name of one: a class if it holds texts, else a number */
-	const mpt_column *columns; /* what is not MPT_COLUMN_AUTO */
-	int column_count;          /* 0 */
-	mpt_dataset like; /* a table whose categories, means and deviations this one takes over, as that
+	const mpt_column *columns;	/* what is not MPT_COLUMN_AUTO */
+	int column_count;			/* 0 */
+	mpt_dataset like;	/* a table whose categories, means and deviations this one takes over, as that
 						 of the training data or one of mpt_table_load; see below */
-	char decimal;     /* 0: '.'; with another delimiter than ',' also ',' in columns all of whose
+	char decimal;		/* 0: '.'; with another delimiter than ',' also ',' in columns all of whose
 						 texts can be numbers so, which the log tells. '.' or ',': that alone */
-	bool unknown;     /* false; true: inputs of texts get a category "" for those to come */
-	bool strict;      /* false; true: a text that `like` does not know is an error */
+	bool unknown;		/* false; true: inputs of texts get a category "" for those to come */
+	bool strict;		/* false; true: a text that `like` does not know is an error */
 } mpt_table_config;
 MPTRAIN_API mpt_table_config mpt_table_config_default(void);
 /* One sample per line of a CSV file, UTF-8: fields in "quotes" may hold delimiters, line ends and
@@ -3332,12 +3333,12 @@ MPTRAIN_API mpt_dataset mpt_npz(
 /* Samples one after the other in files, as numpy.memmap reads them: in the byte order of the
    machine, of which only what a batch needs is read, by who makes it. */
 typedef struct mpt_raw_config {
-	const char *inputs, *targets;  /* paths; targets may be NULL, or the same file */
-	int64_t offset, target_offset; /* 0; bytes before the first */
-	int64_t stride, target_stride; /* 0: they lie side by side; bytes from one to the next */
-	int64_t count;                 /* 0: as many as the file of inputs holds */
-	mpt_dtype dtype, target_dtype; /* MPT_F32, MPT_I64 */
-	mpt_shape shape, target_shape; /* MPT_SCALAR */
+	const char *inputs, *targets;	/* paths; targets may be NULL, or the same file */
+	int64_t offset, target_offset;	/* 0; bytes before the first */
+	int64_t stride, target_stride;	/* 0: they lie side by side; bytes from one to the next */
+	int64_t count;					/* 0: as many as the file of inputs holds */
+	mpt_dtype dtype, target_dtype;	/* MPT_F32, MPT_I64 */
+	mpt_shape shape, target_shape;	/* MPT_SCALAR */
 } mpt_raw_config;
 MPTRAIN_API mpt_raw_config mpt_raw_config_default(void);
 MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config);
@@ -3345,7 +3346,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__FACE_DATA_INCLUDED */
+#endif	/* MPT__FACE_DATA_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION) || \
 	defined(MPTRAIN_CPU_IMPLEMENTATION)
@@ -3454,12 +3455,12 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
    settings of the optimizer's rule in their order, three at most, and weight decay behind them: eps
    and decay are places there, -1 if there is no eps. Ways are any of the three, added up. What the
    settings and moments are:
-	 AMSGRAD   those of ADAM; and its largest v
-	 RMSPROP   momentum, alpha, eps, decay; v, momentum?, mean? (there where centred)
-	 ADAGRAD   lr_decay, eps, decay; the sum
-	 ADADELTA  rho, eps, decay; the means of g^2 and of steps^2
-	 LION      beta1, beta2, decay (decoupled); m */
-enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law has them */
+	 AMSGRAD	those of ADAM; and its largest v
+	 RMSPROP	momentum, alpha, eps, decay; v, momentum?, mean? (there where centred)
+	 ADAGRAD	lr_decay, eps, decay; the sum
+	 ADADELTA	rho, eps, decay; the means of g^2 and of steps^2
+	 LION		beta1, beta2, decay (decoupled); m */
+enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 };	/* as mpt__law has them */
 #define MPT__UPDATES(U) \
 	U(AMSGRAD, amsgrad, 30, 2, 3, MPT__CORRECTS) \
 	U(RMSPROP, rmsprop, 25, 2, 3, 0) \
@@ -3489,19 +3490,19 @@ enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law h
 
 typedef enum mpt__access {
 	MPT__READ = 1,
-	MPT__WRITE = 2, /* every element is written, nothing is read */
+	MPT__WRITE = 2,	/* every element is written, nothing is read */
 	MPT__READ_WRITE = 3,
-	MPT__ACCUMULATE = 4 /* out += result, the sum rounded once to the operand's dtype */
+	MPT__ACCUMULATE = 4	/* out += result, the sum rounded once to the operand's dtype */
 } mpt__access;
 
 /* A strided view of a storage. Offsets and strides count elements; a stride of 0 broadcasts (reads
    only); strides are never negative. storage 0 means that an optional operand is absent. */
 typedef struct mpt__operand {
 	uint32_t storage;
-	uint8_t dtype;                 /* mpt_dtype */
-	uint8_t rank;                  /* 0..8 */
-	uint8_t access;                /* mpt__access */
-	int16_t scale_slot, amax_slot; /* fp8: slots of the scale and of the running maximum; -1 none */
+	uint8_t dtype;					/* mpt_dtype */
+	uint8_t rank;					/* 0..8 */
+	uint8_t access;					/* mpt__access */
+	int16_t scale_slot, amax_slot;	/* fp8: slots of the scale and of the running maximum; -1 none */
 	int64_t offset;
 	int64_t shape[MPT_MAX_RANK];
 	int64_t stride[MPT_MAX_RANK];
@@ -3520,118 +3521,118 @@ typedef struct mpt__operand {
  * and EQUAL: exact). Elements are counted in logical row-major order. Sums have a fixed tree of
  * fixed chunks.
  *
- * FILL      o0 w = imm[0], any dtype.
- * COPY      o1 wa = o0 r: any dtypes and strides, equal shapes. Float to integer truncates and
- *           saturates, NaN gives 0; to fp8 saturates.
- * UNARY     o1 wa = fn(o0 r), equal shapes; c = imm[0], d = imm[1]; s = slot[0].
- * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
- * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
- *           MAX (NaN wins), PROD.
- * SQUARES   o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
- *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
- *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in
- *           double, and so are means that are not finite. o1 and o2 are f32, dense, of equal
- *           shapes.
- * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
- *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
- * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
- *           and o1 have size 1 there. index[1] = 1: a bad index is an error, as of GATHER.
- * GEMM      o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
- *           >= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
- *           of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
- *           to it on load; accumulation is fp32; act only with w. K may be 0.
- * SOFTMAX   o0 r -> o1 w of equal shape along dimension index[0]; fn SOFTMAX or LOG_SOFTMAX.
- * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
- * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
- *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
- * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, but at most imm[2], the number of
- *           o0's dtype below imm[1], which rounding would reach; or NORMAL with mean imm[0] and
- *           deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
- *           set, holds a number (i64) to be added to the key's call.
- * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
- *           f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
- *           weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
- *           {MPT_ERROR_INDEX, launch number, sample, position} if it is clear, and counts as
- *           ignored; index[1] = rows of a sample where it has more than one, else 0.
- * NLL_BACKWARD  o0 r targets, o1? r weights, o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C],
- *           every element. index[0], reduction as above.
- * CROSS_ENTROPY  as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row in two parts, the
- *           maximum and the rest, so that large logits lose no digits; imm[0] label smoothing.
- * CROSS_ENTROPY_BACKWARD  o0 r logits, o1 r targets, o2? r weights, o3 r divisor, o4 r dloss, o5? r
- *           log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
- * GRAD_NORM  o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
- *           set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
- *           out: norm of the products, index[1] says which (mpt__norm; sums in double); with
- *           index[0] = 1 joined to the norm that stands there, as in sqrt(old^2 + sum); slot[3]
- *           loss scale: first multiplier = float(1 / scale) and found_inf = 0. A slot 0 is left
- *           out.
- * GRAD_SCALE  o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
- * SGD       o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
- *           gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
- *           f64 [n] or [2, n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0,
- *           n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
- *           gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
- *           index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
- *           applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
- *           with the other sign. index[3] = 1: o0 is bf16, without a master, and rounded
- *           stochastically: element i of the block (the operand's offset counts) by word i of rng,
- *           with the step count mixed into its stream. Gate.
- * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
- *           decoupled decay. t = step count + 1. Gate.
- * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
- *           f32 [1] = norm. slot[3] (0: only looks) steps applied: a norm that is not finite,
- *           unless slot[2] (0: none) holds a found_inf that will skip the step, sets the error word
- *           where index[0] is 1, else is noted in CLIPPED; a later one of the same count takes that
- *           back.
- * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
- * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
- * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
- *           none) = slot[0] as an fp32 in the first bytes.
- * SCALER_UPDATE  slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
- *           this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
- *           skipped update, slot[7] outcome, where slots from 3 on may be 0: not counted; imm:
- *           growth, backoff, floor, ceiling (0: none); index[0] interval, index[1]: fixed scale.
- *           amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
- * METRIC_ADD  slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
- * CUMSUM    o1 wa = sums of o0 r, of equal shape, along dimension index[0] up to each element,
- *           index[1]: from it to the end; the sum under way is a double.
- * GATHER    o2 wa: along dimension index[0], element j is element o1[j] (i64) of o0 r; o1 and o2
- *           have equal shapes, o0 has its own size there. o1 absent: element index[1] + index[2] j.
- *           A bad index, which gives 0, sets the error word {MPT_ERROR_INDEX, launch number, -1 -
- *           the first such element of o1} if it is clear; dimensions of stride 0 do not count.
- * SCATTER_ADD  o2 rw: along dimension index[0], element o0[j] (r, i64) += element j of o1 r, in the
- *           order of j; o0 and o1 have equal shapes. A bad index, which adds nothing: as GATHER.
- * TRIANGLE  o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
- *           1: >=), else 0; equal shapes.
- * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
- * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
- *           MPT__UPDATES in waist/functions.h. Gate.
- *           Moments of these three that are u8: bytes. A segment's begin at its place and are
- *           floats; or, the place being below 0, at ~place: a code for each element of what is one
- *           parameter, then (mpt__code_peaks) an fp32 for each block, its largest magnitude, which
- *           values of codes are multiples of. o9 r: the table of codes.
- * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
- *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
- *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
- *           = slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
+ * FILL			o0 w = imm[0], any dtype.
+ * COPY			o1 wa = o0 r: any dtypes and strides, equal shapes. Float to integer truncates and
+ *				saturates, NaN gives 0; to fp8 saturates.
+ * UNARY		o1 wa = fn(o0 r), equal shapes; c = imm[0], d = imm[1]; s = slot[0].
+ * BINARY		o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
+ * REDUCE		o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
+ *				MAX (NaN wins), PROD.
+ * SQUARES		o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
+ *				the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
+ *				that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in
+ *				double, and so are means that are not finite. o1 and o2 are f32, dense, of equal
+ *				shapes.
+ * ARGMAX		o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
+ *				r, the first NaN before all; o2? w: that value. Both have size 1 there.
+ * SCATTER_AXIS		o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
+ *				and o1 have size 1 there. index[1] = 1: a bad index is an error, as of GATHER.
+ * GEMM			o3 wa [.., M, N] = act(imm[0] * o0 r [.., M, K] o1 r [.., K, N] + o2? r); equal ranks
+ *				>= 2, any strides, batch dimensions broadcast by stride 0; o2, the bias, has the shape
+ *				of o3 with strides 0 where it broadcasts. compute_dtype F16 or BF16 rounds o0, o1, o2
+ *				to it on load; accumulation is fp32; act only with w. K may be 0.
+ * SOFTMAX		o0 r -> o1 w of equal shape along dimension index[0]; fn SOFTMAX or LOG_SOFTMAX.
+ * SOFTMAX_BACKWARD		o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
+ * DROPOUT		o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
+ *				its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
+ * RANDOM		o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, but at most imm[2], the number of
+ *				o0's dtype below imm[1], which rounding would reach; or NORMAL with mean imm[0] and
+ *				deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
+ *				set, holds a number (i64) to be added to the key's call.
+ * NLL			o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
+ *				f32 [1] (MEAN, SUM) or [N] (NONE), o4 w f32 [1]: the divisor, i.e. the sum of the kept
+ *				weights (1 unless MEAN). index[0] = ignore_index. A bad target sets the error word
+ *				{MPT_ERROR_INDEX, launch number, sample, position} if it is clear, and counts as
+ *				ignored; index[1] = rows of a sample where it has more than one, else 0.
+ * NLL_BACKWARD		o0 r targets, o1? r weights, o2 r divisor, o3 r dloss ([1] or [N]) -> o4 wa [N, C],
+ *				every element. index[0], reduction as above.
+ * CROSS_ENTROPY	as NLL, o0 r logits; o5 w f32 [N, 2]: log-sum-exp of each row in two parts, the
+ *				maximum and the rest, so that large logits lose no digits; imm[0] label smoothing.
+ * CROSS_ENTROPY_BACKWARD	o0 r logits, o1 r targets, o2? r weights, o3 r divisor, o4 r dloss, o5? r
+ *				log-sum-exp (absent: o0 holds log-probabilities) -> o6 wa dlogits [N, C].
+ * GRAD_NORM	o0 r gradients f32 (a block), o1 r segments; slot[0] multiplier; slot[1] found_inf:
+ *				set to 1 when an element, or its product with the multiplier, is non-finite; slot[2]
+ *				out: norm of the products, index[1] says which (mpt__norm; sums in double); with
+ *				index[0] = 1 joined to the norm that stands there, as in sqrt(old^2 + sum); slot[3]
+ *				loss scale: first multiplier = float(1 / scale) and found_inf = 0. A slot 0 is left
+ *				out.
+ * GRAD_SCALE	o0 rw gradients *= slot[0], over o1 r segments; then clamped to +-imm[0] if > 0.
+ * SGD			o0 rw params (any float dtype; with a master only written), o1? rw master f32, o2 r
+ *				gradients f32, o3? rw momentum f32, o4 r segments, o5 rw step counts i64, o7? r rates
+ *				f64 [n] or [2, n]. slot[0] lr, with rates their entry at clamp(slot[3] - slot[4], 0,
+ *				n - 1) (both i64), with two rows the second one's for imm[0]; slot[1] multiplier of the
+ *				gradients; slot[2] found_inf; imm: momentum, dampening, decay; index[0]: Nesterov. With
+ *				index[1] = 1 the step counts of all segments += 1 at the end, with 2 also slot[3], the
+ *				applied steps. A step count of 0 copies g to momentum. index[2] = 1: gradients count
+ *				with the other sign. index[3] = 1: o0 is bf16, without a master, and rounded
+ *				stochastically: element i of the block (the operand's offset counts) by word i of rng,
+ *				with the step count mixed into its stream. Gate.
+ * ADAM			o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
+ *				decoupled decay. t = step count + 1. Gate.
+ * CLIP			slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
+ *				f32 [1] = norm. slot[3] (0: only looks) steps applied: a norm that is not finite,
+ *				unless slot[2] (0: none) holds a found_inf that will skip the step, sets the error word
+ *				where index[0] is 1, else is noted in CLIPPED; a later one of the same count takes that
+ *				back.
+ * SCALAR_SET	slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
+ * SCALAR_OR	slot[0] = (slot[1] | slot[2]) != 0, integers.
+ * SCALE_LOSS	UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
+ *				none) = slot[0] as an fp32 in the first bytes.
+ * SCALER_UPDATE	slot[0] scale (a double that holds a float), slot[1] tracker, slot[2] found_inf of
+ *				this update, slot[3] updates, slot[4] skipped, slot[5] skipped in a row, slot[6] last
+ *				skipped update, slot[7] outcome, where slots from 3 on may be 0: not counted; imm:
+ *				growth, backoff, floor, ceiling (0: none); index[0] interval, index[1]: fixed scale.
+ *				amp-spec 2.3 with tracker >= interval. While the error word is set nothing changes.
+ * METRIC_ADD	slot[0] sum += o0 r [1], slot[1] count (i64) += 1.
+ * CUMSUM		o1 wa = sums of o0 r, of equal shape, along dimension index[0] up to each element,
+ *				index[1]: from it to the end; the sum under way is a double.
+ * GATHER		o2 wa: along dimension index[0], element j is element o1[j] (i64) of o0 r; o1 and o2
+ *				have equal shapes, o0 has its own size there. o1 absent: element index[1] + index[2] j.
+ *				A bad index, which gives 0, sets the error word {MPT_ERROR_INDEX, launch number, -1 -
+ *				the first such element of o1} if it is clear; dimensions of stride 0 do not count.
+ * SCATTER_ADD	o2 rw: along dimension index[0], element o0[j] (r, i64) += element j of o1 r, in the
+ *				order of j; o0 and o1 have equal shapes. A bad index, which adds nothing: as GATHER.
+ * TRIANGLE		o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
+ *				1: >=), else 0; equal shapes.
+ * FIND_NONFINITE	slot[0] = index of the first non-finite element of o0 r, or -1.
+ * MOMENTS		o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
+ *				MPT__UPDATES in waist/functions.h. Gate.
+ *				Moments of these three that are u8: bytes. A segment's begin at its place and are
+ *				floats; or, the place being below 0, at ~place: a code for each element of what is one
+ *				parameter, then (mpt__code_peaks) an fp32 for each block, its largest magnitude, which
+ *				values of codes are multiples of. o9 r: the table of codes.
+ * AVERAGE		o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
+ *				d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
+ *				index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
+ *				= slot[0] and slot[2] += 1 at the end. Nothing while they are equal (i64). Gate.
  * PAIR_LOSS o0 r, o1 r, o2? r, o3? r (1 where absent), of equal shapes (broadcast by stride 0) ->
- *           o4 w: fn of each element (NONE, of that shape), or the sum of all over imm[2] (else,
- *           one element); p = imm[0], r = imm[1]. BCE: an element of o0 outside
- *           [0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
- * PAIR_LOSS_BACKWARD  o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
- *           times dloss over imm[2].
- * ARGSORT   o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1
- *           has places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
- *           largest; equal ones keep their order.
- * INTERPOLATE  o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0] and
- *           imm[1]: rows and columns of o0 per one of o1.
- * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
- *           shares in the order of dy's.
+ *				o4 w: fn of each element (NONE, of that shape), or the sum of all over imm[2] (else,
+ *				one element); p = imm[0], r = imm[1]. BCE: an element of o0 outside
+ *				[0, 1] sets the error word {MPT_ERROR_NUMERIC, launch number, element} if it is clear.
+ * PAIR_LOSS_BACKWARD	o0 .. o3 as above, o4 r dloss -> o5 wa: the slope of fn by operand index[0],
+ *				times dloss over imm[2].
+ * ARGSORT		o1 w i64: the indices along dimension index[0] that put o0 r in order, as many as o1
+ *				has places there, the size of o0 or fewer. fn MAX: the largest first. NaN counts as the
+ *				largest; equal ones keep their order.
+ * INTERPOLATE	o0 r [N, C, H, W] -> o1 wa [N, C, H2, W2] by mpt__resize_way index[0]; imm[0] and
+ *				imm[1]: rows and columns of o0 per one of o1.
+ * INTERPOLATE_BACKWARD		o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
+ *				shares in the order of dy's.
  */
 #define MPT__KERNELS(K) \
 	MPT__CORE_KERNELS(K) \
 	MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
-	MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K)
+	MPT__RECURRENT_KERNELS(K) MPT__GATE_KERNELS(K) MPT__PROGRAM_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
 	K(FILL, fill, 0) \
 	K(COPY, copy, 0) \
@@ -3682,12 +3683,12 @@ typedef struct mpt__operand {
  * before the first line and pixel, index[3] dilation, each MPT__TWO(along lines, along pixels).
  * compute_dtype F16 or BF16 rounds what is read to it; accumulation is fp32.
  *
- * CONV                  o0 r, o1 r, o2 wa = act(y + o3? r, the bias [O], + o4? r, which lies as o2
- *                       does and is of its dtype; it and act, NONE or RELU, only with w). imm[0] =
- *                       1: o3 is not rounded on load.
- * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
- *                       o4 and act as above.
- * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r.
+ * CONV						o0 r, o1 r, o2 wa = act(y + o3? r, the bias [O], + o4? r, which lies as o2
+ *							does and is of its dtype; it and act, NONE or RELU, only with w). imm[0] =
+ *							1: o3 is not rounded on load.
+ * CONV_BACKWARD_INPUT		o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
+ *							o4 and act as above.
+ * CONV_BACKWARD_WEIGHT		o0 r, o1 wa, o2 r.
  * imm[1] = 1, where the backend takes planes: o0 .. o2 lie as dense [N, C, H, W] and [O,
  * C / groups, KH, KW]; strides and dilations are 1, paddings less than the kernel, and o4 is
  * absent. Backward: where o5? r, which lies as o2 and is of its dtype, is <= 0, o2 counts as 0;
@@ -3701,25 +3702,25 @@ typedef struct mpt__operand {
 
 /* ---- Normalisation, pooling ----
  *
- * NORM      [N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
- *           = (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
- *           w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
- *           where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
- *           every [n, g]; 1: of every c, G being 1, and the residual is added to y. index[1] = 1:
- *           o6 and o8 are read, else written. index[2] = 1: y is relu of that.
- * NORM_BACKWARD  o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
- *           elsewhere, or y with index[2] = 1: where it is <= 0, dy counts as 0 -> o6? wa ds, o7?
- *           wa dweight, o8? wa dbias, o9? wa dresidual (of index[0] = 1). index as above.
- * RUNNING_STATS  o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
- *           w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
- *           + imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
- *           count of updates. A result that is not finite: copies, and one more refused. Gate.
- * POOL      o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
- *           of each window; o2? w u8 or i32: which of them, counted line by line, was the first
- *           maximum. index[0..2]: window, step and padding, those of H times 2^32 plus those of W;
- *           index[3] = 1: the padding counts in means; 2: element i begins at floor(i in / out)
- *           and ends at ceil((i + 1) in / out); 4: a maximum that is <= 0 was none, 255 or -1.
- * POOL_BACKWARD  o0 r dy, o1? r as o2 above (MAX) -> o2 wa dx. fn, index as above.
+ * NORM			[N, G, C, S] o0 r x, o1? r residual, o2? r weight and o3? r bias, dense [G C] -> o4 w y
+ *				= (s - mean) rstd weight + bias with s = x, or x + residual rounded to the dtype of o5
+ *				w, where that goes; o6? mean (absent: 0), o7 w rstd = 1 / sqrt(variance + imm[0]), 0
+ *				where that is infinite; o8? variance (over n); each dense. index[0] = 0: statistics of
+ *				every [n, g]; 1: of every c, G being 1, and the residual is added to y. index[1] = 1:
+ *				o6 and o8 are read, else written. index[2] = 1: y is relu of that.
+ * NORM_BACKWARD	o0 r s, o1 r dy, o2? r weight, o3? r mean, o4 r rstd, o5? r gradient of s from
+ *				elsewhere, or y with index[2] = 1: where it is <= 0, dy counts as 0 -> o6? wa ds, o7?
+ *				wa dweight, o8? wa dbias, o9? wa dresidual (of index[0] = 1). index as above.
+ * RUNNING_STATS	o2 r [2, C] f32 (means; variances) and o3 r [2] i64 (updates; refused ones) -> o4
+ *				w, o5 w: copies, or, with o0 r mean and o1 r variance of a batch [C] f32, those of old
+ *				+ imm[0] (new - old), imm[1] times the variance being the new one; imm[0] < 0: 1 / the
+ *				count of updates. A result that is not finite: copies, and one more refused. Gate.
+ * POOL			o0 r x [N, C, H, W] -> o1 w y [N, C, OH, OW]: fn MAX (NaN wins) or MEAN of the elements
+ *				of each window; o2? w u8 or i32: which of them, counted line by line, was the first
+ *				maximum. index[0..2]: window, step and padding, those of H times 2^32 plus those of W;
+ *				index[3] = 1: the padding counts in means; 2: element i begins at floor(i in / out)
+ *				and ends at ceil((i + 1) in / out); 4: a maximum that is <= 0 was none, 255 or -1.
+ * POOL_BACKWARD	o0 r dy, o1? r as o2 above (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K) \
 	K(NORM, norm, 0) \
@@ -3731,31 +3732,31 @@ typedef struct mpt__operand {
 /* ---- Embedding, attention ----
  *
  * EMBEDDING o2 w [n, D] = the rows of o0 r [V, D] that o1 r [n] (i64) names; a bad index: as
- *           GATHER.
- * EMBEDDING_BACKWARD  o2 wa f32 [V, D]: row o0 r [n] (i64) += row j of o1 r [n, D], in the order of
- *           j; rows of index[0] are left out. A bad index, which adds nothing: as GATHER.
+ *				GATHER.
+ * EMBEDDING_BACKWARD	o2 wa f32 [V, D]: row o0 r [n] (i64) += row j of o1 r [n, D], in the order of
+ *				j; rows of index[0] are left out. A bad index, which adds nothing: as GATHER.
  * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r [B,
- *           H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h meets
- *           head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to t +
- *           index[2], of them the last index[1] where that is not 0. A query that sees nothing gets
- *           0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores, +infinity where it sees nothing.
- *           imm[1]: probability of dropout on the softmax; weight [b, h, t, s] draws word ((b H +
- *           h) T + t) S' + s of rng, as DROPOUT, with S' = S rounded up to 4. compute_dtype rounds
- *           o0, o1 and o2 as in GEMM; all in between is fp32.
- * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
- *           sums of dout out, o7? wa dq.
- * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
- * ROPE      o1 wa [B, H, T, D] = o0 r, where pair i of D / 2 is turned by imm[1] (index[0] + t)
- *           imm[0]^(-2 i / D) radians: elements i and i + D / 2, or with index[1] = 1 elements 2 i
- *           and 2 i + 1. Angles are doubles, products and sums fp32.
+ *				H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h meets
+ *				head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to t +
+ *				index[2], of them the last index[1] where that is not 0. A query that sees nothing gets
+ *				0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores, +infinity where it sees nothing.
+ *				imm[1]: probability of dropout on the softmax; weight [b, h, t, s] draws word ((b H +
+ *				h) T + t) S' + s of rng, as DROPOUT, with S' = S rounded up to 4. compute_dtype rounds
+ *				o0 to o2 as in GEMM, at times weights; else fp32.
+ * ATTENTION_DQ		o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
+ *				sums of dout out, o7? wa dq.
+ * ATTENTION_DKV	o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
+ * ROPE			o1 wa [B, H, T, D] = o0 r, where pair i of D / 2 is turned by imm[1] (index[0] + t)
+ *				imm[0]^(-2 i / D) radians: elements i and i + D / 2, or with index[1] = 1 elements 2 i
+ *				and 2 i + 1. Angles are doubles, products and sums fp32.
  * HASH_GRID o2 w [N, L F]: of level l the sum of weights times entries of o0 r [L, T, F], at
- *           the 2^D corners of the cell in which o1 r [N, D], D 2 or 3, lies among R^D, R being
- *           floor(index[0] exp(l imm[0]) + 1e-6); what is not within 0 and 1 is at the edge. A
- *           weight is the product of the parts of the cell on the other side, in doubles, rounded.
- *           Corner p is entry sum p_d (R + 1)^d where (R + 1)^D <= T, else p_d times 1, 2654435761
- *           and 805459861, of 32 bits, by exclusive or, modulo T.
- * HASH_GRID_BACKWARD  o0 r [N, D], o1 r [N, L F] -> o2 wa f32 [L, T, F], dense: the same entries +=
- *           weights times o1, in the order of N, then of corners, whose bit d is p_d's. */
+ *				the 2^D corners of the cell in which o1 r [N, D], D 2 or 3, lies among R^D, R being
+ *				floor(index[0] exp(l imm[0]) + 1e-6); what is not within 0 and 1 is at the edge. A
+ *				weight is the product of the parts of the cell on the other side, in doubles, rounded.
+ *				Corner p is entry sum p_d (R + 1)^d where (R + 1)^D <= T, else p_d times 1, 2654435761
+ *				and 805459861, of 32 bits, by exclusive or, modulo T.
+ * HASH_GRID_BACKWARD	o0 r [N, D], o1 r [N, L F] -> o2 wa f32 [L, T, F], dense: the same entries +=
+ *				weights times o1, in the order of N, then of corners, whose bit d is p_d's. */
 #define MPT__ATTENTION_KERNELS(K) \
 	K(EMBEDDING, embedding, 0) \
 	K(EMBEDDING_BACKWARD, embedding_backward, 0) \
@@ -3771,15 +3772,15 @@ typedef struct mpt__operand {
  * The state of a tensor that is kept in fp8 is a row of f32: scale, a power of two; largest finite
  * magnitude since the last update; those before the updates so far, the latest first.
  *
- * FP8_SCALE   o0 r [n] -> o1 w [n], both dense; o2? r or rw a state (absent: a scale of 1).
- *             index[0] (mpt__fp8_way): o1 is fp8 and o0 scale, where SCALE saturates what was
- *             finite and leaves infinities to overflow, NONSAT lets all overflow (E4M3: NaN, E5M2:
- *             infinity), SATURATE none; WIDEN: o1 is float and o0 / scale. o2 rw: its magnitude
- *             takes part.
- * FP8_UPDATE  o0 rw states [rows, width]: the magnitude of now becomes 0; with index[0] = 1 it
- *             enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
- *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
- *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
+ * FP8_SCALE	o0 r [n] -> o1 w [n], both dense; o2? r or rw a state (absent: a scale of 1).
+ *				index[0] (mpt__fp8_way): o1 is fp8 and o0 scale, where SCALE saturates what was
+ *				finite and leaves infinities to overflow, NONSAT lets all overflow (E4M3: NaN, E5M2:
+ *				infinity), SATURATE none; WIDEN: o1 is float and o0 / scale. o2 rw: its magnitude
+ *				takes part.
+ * FP8_UPDATE	o0 rw states [rows, width]: the magnitude of now becomes 0; with index[0] = 1 it
+ *				enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
+ *				history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
+ *				zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
 #define MPT__FP8_KERNELS(K) \
 	K(FP8_SCALE, fp8_scale, 0) \
 	K(FP8_UPDATE, fp8_update, 1)
@@ -3789,7 +3790,7 @@ typedef enum mpt__fp8_way {
 	MPT__FP8_SATURATE,
 	MPT__FP8_WIDEN
 } mpt__fp8_way;
-enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
+enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY };	/* in a state */
 enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
 
 /* ---- Gates ----
@@ -3797,8 +3798,8 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
  * A bit for each of n elements in a row, 16 words for every 512 of them: bit k of word 16 g + j is
  * that of element 512 g + 16 k + j, so that vectors of any width make the words.
  *
- * GATE_BITS  o0 r [n] f32, f16 or bf16 -> o1 w i32: where o0 is not 0.
- * GATE_OPEN  o0 r i32 -> o1 w [n]: 1 and 0. */
+ * GATE_BITS	o0 r [n] f32, f16 or bf16 -> o1 w i32: where o0 is not 0.
+ * GATE_OPEN	o0 r i32 -> o1 w [n]: 1 and 0. */
 #ifdef MPTRAIN_NO_FRUGAL
 #define MPT__GATE_KERNELS(K)
 #else
@@ -3806,6 +3807,16 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
 	K(GATE_BITS, gate_bits, 0) \
 	K(GATE_OPEN, gate_open, 0)
 #endif
+
+/* PROGRAM		index[1] launches in one, which stand index[0] launches behind it: see
+			 cpu/program.c. */
+#ifdef MPTRAIN_COMPILE
+#define MPT__PROGRAM_KERNELS(K) K(PROGRAM, program, 0)
+#else
+#define MPT__PROGRAM_KERNELS(K)
+#endif
+#define MPT__PROGRAM_MEMBERS 8
+
 #define MPT__GATE_GROUP 512
 #define MPT__GATE_WORDS 16
 
@@ -3816,22 +3827,22 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
  * are those of the loss. A sequence whose o(lengths) <= index[1], the step's number, is over: it
  * gives 0, and what its state is stays.
  *
- * RECURRENT  o0 rw: what x gives to the gates, in; the gates, out. o1? r: what the state gives, o2?
- *           r [G H]: its bias; absent: 0. o3? r: LSTM c, GRU h before, absent: 0; o4? w: LSTM c,
- *           GRU the third part of o1 + o2. o5 w h. o6? r lengths i64 [B], o7? w h that stays, where
- *           a sequence is over o8? r, absent: 0. CARRY: o5 w = o1 r, n any.
- * RECURRENT_BACKWARD  o0 r gates, o3? r and o4 r as above; o5? r slope by h; o6 rw slope by the
- *           state after, which becomes what of that by the state before does not go through o2; o7
- *           rw the same of c (LSTM). o1 w slopes by what x gives, o2? w by what the state gives
- *           (GRU; those of others are o1). o8? r lengths. CARRY: o1 w = o5 + o6, which becomes
- *           0.
+ * RECURRENT	o0 rw: what x gives to the gates, in; the gates, out. o1? r: what the state gives, o2?
+ *				r [G H]: its bias; absent: 0. o3? r: LSTM c, GRU h before, absent: 0; o4? w: LSTM c,
+ *				GRU the third part of o1 + o2. o5 w h. o6? r lengths i64 [B], o7? w h that stays, where
+ *				a sequence is over o8? r, absent: 0. CARRY: o5 w = o1 r, n any.
+ * RECURRENT_BACKWARD	o0 r gates, o3? r and o4 r as above; o5? r slope by h; o6 rw slope by the
+ *				state after, which becomes what of that by the state before does not go through o2; o7
+ *				rw the same of c (LSTM). o1 w slopes by what x gives, o2? w by what the state gives
+ *				(GRU; those of others are o1). o8? r lengths. CARRY: o1 w = o5 + o6, which becomes
+ *				0.
  *
  * All steps in one launch, where the backend unrolls: index[2] is their number, index[1]: backwards
  * in time. What differs from step to step is [T, B, ..]; products are of compute_dtype.
- * RECURRENT  o1 r is the weight [G H, H], o3? r h and o8? r c before the first step; o4 may be
- *           [B, H].
- * RECURRENT_BACKWARD  o9 r is the weight, o3? r what the first step began with: c of an LSTM, else
- *           h; o7 r the states (GRU); o6 becomes the slope by h before that step if index[3]. */
+ * RECURRENT	o1 r is the weight [G H, H], o3? r h and o8? r c before the first step; o4 may be
+ *				[B, H].
+ * RECURRENT_BACKWARD	o9 r is the weight, o3? r what the first step began with: c of an LSTM, else
+ *				h; o7 r the states (GRU); o6 becomes the slope by h before that step if index[3]. */
 #define MPT__RECURRENT_KERNELS(K) \
 	K(RECURRENT, recurrent, 0) \
 	K(RECURRENT_BACKWARD, recurrent_backward, 0)
@@ -3936,7 +3947,7 @@ typedef enum mpt__function {
 	MPT__FN_MEAN,
 	MPT__FN_MAX,
 	MPT__FN_PROD,
-	MPT__FN_MIN, /* of ARGMAX alone */
+	MPT__FN_MIN,	/* of ARGMAX alone */
 	/* softmax */
 	MPT__FN_SOFTMAX,
 	MPT__FN_LOG_SOFTMAX,
@@ -3979,19 +3990,19 @@ typedef union mpt__scalar {
 
 enum {
 	MPT__SLOT_NONE = 0,
-	MPT__SLOT_ERROR,          /* i: mpt_status of the first device error, 0 = none */
-	MPT__SLOT_ERROR_LAUNCH,   /* i: number of the launch that set it */
-	MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
-	MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
-	MPT__SLOT_ERROR_VALUE,    /* i, or f where values are floats: what stands there */
-	MPT__SLOT_ERROR_SIZE,     /* i: how many classes or rows there are */
-	MPT__SLOT_CLIPPED,        /* i: slot[3] of a CLIP by a norm that was not finite, 0 = none */
-	MPT__SLOT_CLIPPED_AT,     /* i: what stood there then; if there is more now, a step took it */
-	MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
-	MPT__SLOT_DRAWS,          /* i: calls of RANDOM before a captured step */
-	MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
-	MPT__SLOT_ONE_F32,        /* 1 as an fp32 in the first bytes: what backward starts from */
-	MPT__SLOT_NONFINITE,      /* i: result of FIND_NONFINITE */
+	MPT__SLOT_ERROR,			/* i: mpt_status of the first device error, 0 = none */
+	MPT__SLOT_ERROR_LAUNCH,		/* i: number of the launch that set it */
+	MPT__SLOT_ERROR_INDEX,		/* i: the sample or element */
+	MPT__SLOT_ERROR_POSITION,	/* i: the position in the sample; -1: it has but one */
+	MPT__SLOT_ERROR_VALUE,		/* i, or f where values are floats: what stands there */
+	MPT__SLOT_ERROR_SIZE,		/* i: how many classes or rows there are */
+	MPT__SLOT_CLIPPED,			/* i: slot[3] of a CLIP by a norm that was not finite, 0 = none */
+	MPT__SLOT_CLIPPED_AT,		/* i: what stood there then; if there is more now, a step took it */
+	MPT__SLOT_STEP,				/* i: step number, part of the dropout key */
+	MPT__SLOT_DRAWS,			/* i: calls of RANDOM before a captured step */
+	MPT__SLOT_ONE,				/* f: 1, a multiplier that does nothing */
+	MPT__SLOT_ONE_F32,			/* 1 as an fp32 in the first bytes: what backward starts from */
+	MPT__SLOT_NONFINITE,		/* i: result of FIND_NONFINITE */
 	MPT__SLOT_FIRST_FREE,
 	MPT__SLOT_COUNT = 1024
 };
@@ -4019,19 +4030,19 @@ typedef struct mpt__rng {
 } mpt__rng;
 
 typedef struct mpt__launch {
-	uint16_t kernel; /* mpt__kernel */
+	uint16_t kernel;	/* mpt__kernel */
 	uint8_t n_operands;
-	uint8_t function;      /* mpt__function */
-	uint8_t compute_dtype; /* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
-	uint8_t activation;    /* GEMM, CONV..: mpt_activation */
-	uint8_t reduction;     /* losses: mpt_reduction */
-	uint8_t phase;         /* origin: mpt__phase */
-	uint32_t op_record;    /* origin: record number in the tape, 0 = none */
-	uint16_t op;           /* origin: row of the op table */
+	uint8_t function;		/* mpt__function */
+	uint8_t compute_dtype;	/* GEMM, CONV..: MPT_F32, MPT_F16 or MPT_BF16 */
+	uint8_t activation;		/* GEMM, CONV..: mpt_activation */
+	uint8_t reduction;		/* losses: mpt_reduction */
+	uint8_t phase;			/* origin: mpt__phase */
+	uint32_t op_record;		/* origin: record number in the tape, 0 = none */
+	uint16_t op;			/* origin: row of the op table */
 	uint16_t slot[MPT__MAX_SLOTS];
-	uint16_t path;     /* of a recorded one: its module's, as in the context; 0 = none or unknown */
-	int64_t number;    /* of this launch in its context, from 1 */
-	int64_t workspace; /* bytes that the backend asked for */
+	uint16_t path;		/* of a recorded one: its module's, as in the context; 0 = none or unknown */
+	int64_t number;		/* of this launch in its context, from 1 */
+	int64_t workspace;	/* bytes that the backend asked for */
 	double imm[4];
 	int64_t index[4];
 	mpt__rng rng;
@@ -4043,7 +4054,7 @@ typedef enum mpt__phase { MPT__FORWARD, MPT__BACKWARD, MPT__UPDATE, MPT__OTHER }
 /* What a backend needs to resolve a launch. `data` is indexed by storage id; entry 0 is NULL. */
 typedef struct mpt__execution {
 	void *const *data;
-	mpt__scalar *scalars; /* where the device has them */
+	mpt__scalar *scalars;	/* where the device has them */
 	void *workspace;
 } mpt__execution;
 
@@ -4053,15 +4064,15 @@ typedef struct mpt__execution {
 typedef struct mpt__backend {
 	const char *name;
 	void *self;
-	bool synchronous; /* results and scalars can be read on the host right after `launch` */
-	bool planes;      /* CONV.. takes images that lie channel by channel */
-	uint32_t unrolls; /* bits of the dtypes in which RECURRENT takes all steps in one launch */
+	bool synchronous;	/* results and scalars can be read on the host right after `launch` */
+	bool planes;		/* CONV.. takes images that lie channel by channel */
+	uint32_t unrolls;	/* bits of the dtypes in which RECURRENT takes all steps in one launch */
 	char error[256];
 	bool (*implements)(void *self, mpt__kernel kernel);
-	void (*describe)(void *self, mpt_device_info *info);         /* NULL: it is the CPU */
-	int64_t (*workspace)(void *self, const mpt__launch *launch); /* NULL: none is ever needed */
+	void (*describe)(void *self, mpt_device_info *info);			/* NULL: it is the CPU */
+	int64_t (*workspace)(void *self, const mpt__launch *launch);	/* NULL: none is ever needed */
 	mpt_status (*launch)(void *self, const mpt__execution *execution, const mpt__launch *launch);
-	void *(*allocate)(void *self, size_t bytes); /* NULL: the context's own allocator serves */
+	void *(*allocate)(void *self, size_t bytes);	/* NULL: the context's own allocator serves */
 	void (*release)(void *self, void *pointer, size_t bytes);
 	mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
 	mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
@@ -4090,7 +4101,7 @@ typedef struct mpt__backend {
 	mpt_status (*graph_end)(void *self, void **graph);
 	mpt_status (*graph_run)(void *self, void *graph);
 	void (*graph_destroy)(void *self, void *graph);
-	double (*lap)(void *self); /* NULL, or waits: seconds of the device since the call before */
+	double (*lap)(void *self);	/* NULL, or waits: seconds of the device since the call before */
 	/* NULL: there is nothing to choose. `benchmark`: of each new kind of matrix product the fastest
 	   way is found by timing and kept; else the library's first choice is taken, so that every run
 	   gives the same bits. `tf32`: fp32 products may round their operands to TF32. */
@@ -4137,14 +4148,14 @@ int mpt__cuda_device_count(char *why, size_t size);
 #define MPT__GROUND_TYPES_INCLUDED
 
 typedef struct mpt__dtype_row {
-	const char *name;      /* PyTorch's */
-	const char *file_name; /* safetensors' */
+	const char *name;		/* PyTorch's */
+	const char *file_name;	/* safetensors' */
 	uint8_t bytes;
 	bool is_float;
-	uint8_t digits;    /* decimal digits that tell any two values apart; 0 for integers */
-	double max_finite; /* for int64 the double next to it, 2^63 */
-	double min_normal; /* 1 for integers */
-	double epsilon;    /* distance from 1 to the next value */
+	uint8_t digits;		/* decimal digits that tell any two values apart; 0 for integers */
+	double max_finite;	/* for int64 the double next to it, 2^63 */
+	double min_normal;	/* 1 for integers */
+	double epsilon;		/* distance from 1 to the next value */
 } mpt__dtype_row;
 
 /* Indexed by mpt_dtype. */
@@ -4239,13 +4250,13 @@ MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dt
 #include <pthread.h>
 #include <sched.h>
 #endif
-#if defined(__linux__) && !defined(MPTRAIN_NO_SIMD) /* small machines have no huge pages */
+#if defined(__linux__) && !defined(MPTRAIN_NO_SIMD)	/* small machines have no huge pages */
 #include <sys/mman.h>
 #ifndef MADV_HUGEPAGE
-extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11 */
+extern int madvise(void *start, size_t bytes, int advice);	/* hidden by -std=c11 */
 #endif
 #define MPT__HUGE_PAGE ((uintptr_t)1 << 21)
-#define MPT__HUGE_ADVICE 14 /* MADV_HUGEPAGE */
+#define MPT__HUGE_ADVICE 14	/* MADV_HUGEPAGE */
 #endif
 #endif
 #include <errno.h>
@@ -4258,17 +4269,17 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
    function attribute (or nothing), written before `static`: MPT__TARGET("avx2,fma,f16c"). */
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__INLINE inline
-#ifndef MPT__FORCE_INLINE /* what counts branches (make coverage) sets inline: each is there once */
+#ifndef MPT__FORCE_INLINE	/* what counts branches (make coverage) sets inline: each is there once */
 #define MPT__FORCE_INLINE inline __attribute__((always_inline))
 #endif
 #define MPT__NOINLINE __attribute__((noinline))
-#define MPT__COLD __attribute__((noinline, cold)) /* for errors: what leads to them stands apart */
+#define MPT__COLD __attribute__((noinline, cold))	/* for errors: what leads to them stands apart */
 #define MPT__RESTRICT __restrict
 #define MPT__ALIGN(n) __attribute__((aligned(n)))
 #define MPT__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPT__UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MPT__PREFETCH(p) __builtin_prefetch(p)
-#define MPT__PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* not into the nearest cache */
+#define MPT__PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)	/* not into the nearest cache */
 #define MPT__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
 #define MPT__INLINE __inline
@@ -4351,7 +4362,7 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 					 "no-associative-math", "no-reciprocal-math", "signed-zeros", \
 					 "no-cx-limited-range", "no-math-errno", "fp-contract=off", \
 					 "excess-precision=fast")
-#ifdef __cplusplus /* g++ warns inside its own AVX-512 header (its bug 105593) */
+#ifdef __cplusplus	/* g++ warns inside its own AVX-512 header (its bug 105593) */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -4447,7 +4458,7 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #endif
 #if defined(STB_IMAGE_IMPLEMENTATION) && defined(MPTRAIN_STB_IMAGE)
 #ifndef STBI_ASSERT
-#define STBI_ASSERT(condition) ((void)0) /* a library does not end its program */
+#define STBI_ASSERT(condition) ((void)0)	/* a library does not end its program */
 #endif
 #ifndef STBI_MALLOC
 /* What the decoder does not write is zero, not what the picture before it left. */
@@ -4593,7 +4604,7 @@ enum { MPT__FLOAT_PLAIN = 0 };
 #define MPT__GET_FLOAT_STATE() _controlfp(0, 0)
 #define MPT__SET_FLOAT_STATE(state) _controlfp(state, MPT__FLOAT_STATE_BITS)
 #elif defined(MPT__X86)
-enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STATE_BITS = ~0x3f }; /* without the sticky flags */
+enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STATE_BITS = ~0x3f };	/* without the sticky flags */
 enum { MPT__FLOAT_PLAIN = 0x1f80 };
 #define MPT__GET_FLOAT_STATE() __builtin_ia32_stmxcsr()
 #define MPT__SET_FLOAT_STATE(state) __builtin_ia32_ldmxcsr(state)
@@ -4874,7 +4885,7 @@ static size_t mpt__directory_length(const char *path) {
 
 #if !defined(MPT__NO_FILES)
 
-#define MPT__IO_CHUNK ((size_t)1 << 30) /* no system takes more than 2 GiB in one call */
+#define MPT__IO_CHUNK ((size_t)1 << 30)	/* no system takes more than 2 GiB in one call */
 
 /* What the last failing built-in call of this thread met: an errno or a Windows error; 0: it met
    the end of a file. */
@@ -5231,9 +5242,9 @@ static void mpt__copy_rights(int descriptor, const struct stat *old) {
 	if (fstat(descriptor, &now) != 0) return;
 	if ((now.st_uid != old->st_uid || now.st_gid != old->st_gid) &&
 		fchown(descriptor, old->st_uid, old->st_gid) != 0) {
-		mode &= 0777; /* set-user-id would be that of another user */
+		mode &= 0777;	/* set-user-id would be that of another user */
 		if (now.st_gid != old->st_gid && fchown(descriptor, (uid_t)-1, old->st_gid) != 0) {
-			const mode_t all = mode & mode >> 3 & 07; /* what group and others both had */
+			const mode_t all = mode & mode >> 3 & 07;	/* what group and others both had */
 			mode = (mode & 0700) | all << 3 | all;
 		}
 	}
@@ -5269,7 +5280,7 @@ static bool mpt__may_be_folder(const char *path) {
 	if (inner) closedir(inner);
 	if (inner || errno == ENOTDIR) return inner != NULL;
 	if (errno == ENOENT && readlink(path, &link, 1) < 0 && errno == ENOENT)
-		return false; /* it has been removed since */
+		return false;	/* it has been removed since */
 	return stat(path, &found) != 0 || S_ISDIR(found.st_mode);
 }
 
@@ -5353,21 +5364,21 @@ struct mpt__base {
 	mpt_io io;
 	mpt_threads thread;
 	mpt_memory_stats memory;
-	int64_t memory_limit; /* of memory.held; 0 = none */
+	int64_t memory_limit;	/* of memory.held; 0 = none */
 #ifndef MPTRAIN_NO_FRUGAL
 	bool dry;
 #endif
 
 	/* The sticky error. `call` counts public calls: a report can name the one that failed. */
 	mpt_status status;
-	bool in_log; /* the user's log is being called */
+	bool in_log;	/* the user's log is being called */
 	char message[1024];
 	int64_t call;
-	const char *op; /* the public function under way, for messages */
+	const char *op;	/* the public function under way, for messages */
 	/* Where in a net it is, "" elsewhere; NULL: there are no nets. */
 	const char *(*module)(const mpt__base *base);
-	int64_t step;    /* the current or last step */
-	int64_t process; /* id of the process that made the context: fork is an error */
+	int64_t step;		/* the current or last step */
+	int64_t process;	/* id of the process that made the context: fork is an error */
 };
 
 /* Cores that this process may run on, at least 1. */
@@ -5397,7 +5408,7 @@ void mpt_log_stderr(void *user, mpt_log_level level, const char *message) {
 		line, room, "mptrain: %s: %s", (unsigned)level < 4 ? names[level] : "?", message);
 	if (length > room - 1) length = room - 1;
 	line[length] = '\n';
-	fwrite(line, 1, length + 1, stderr); /* in one, so that lines of threads stay whole */
+	fwrite(line, 1, length + 1, stderr);	/* in one, so that lines of threads stay whole */
 }
 #endif
 
@@ -5439,7 +5450,7 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
 	base->status = status;
 	if (base->op) {
 		const char *module = base->module ? base->module(base) : "";
-		mpt__text start = mpt__text_make(base->message, size / 2); /* a path may be long */
+		mpt__text start = mpt__text_make(base->message, size / 2);	/* a path may be long */
 		mpt__write_text(&start, "%s (call %lld", base->op, base->call);
 		if (base->step > 0) mpt__write_text(&start, ", step %lld", base->step);
 		mpt__write_text(&start, "%s%s): ", *module ? ", module " : "", module);
@@ -5449,14 +5460,14 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
 	mpt__format_text_v(base->message + length, size - length, format, arguments);
 	va_end(arguments);
 	for (char *at = base->message; *at; at++)
-		if (*at == '\n' || *at == '\r') *at = '?'; /* of a path: an error is one line */
+		if (*at == '\n' || *at == '\r') *at = '?';	/* of a path: an error is one line */
 	mpt__log_write(base, MPT_LOG_ERROR, base->message);
 	return status;
 }
 
 /* ==== Memory ==== */
 
-#define MPT__ALIGNMENT 64u /* a cache line, and the widest vector */
+#define MPT__ALIGNMENT 64u	/* a cache line, and the widest vector */
 
 /* Large blocks begin at different places of their pages: those of one size would else lie so that
    what is read side by side meets in the same lines of the nearest cache (measured on Zen 4: Adam
@@ -5464,7 +5475,7 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
    norms are 1.2 times as fast. */
 #define MPT__LARGE ((size_t)1 << 20)
 #define MPT__LARGE_PLACES 8
-#define MPT__LARGE_STEP 5184 /* a page and a few lines */
+#define MPT__LARGE_STEP 5184	/* a page and a few lines */
 
 /* From libc, by asking for more and keeping its pointer in front: aligned allocation has a
    different name on every system. */
@@ -5688,16 +5699,16 @@ static MPT__FORCE_INLINE bool mpt__forked_fast(const mpt__base *base) {
 #if defined(_SC_NPROCESSORS_ONLN)
 #define MPT__CORES_ONLINE _SC_NPROCESSORS_ONLN
 #else
-#define MPT__CORES_ONLINE 58 /* of Apple's systems; -D_POSIX_C_SOURCE hides the name */
+#define MPT__CORES_ONLINE 58	/* of Apple's systems; -D_POSIX_C_SOURCE hides the name */
 #endif
 #if defined(__linux__) && !defined(CPU_SETSIZE)
-extern int sched_getaffinity(pid_t process, size_t size, void *mask); /* hidden by -std=c11 */
+extern int sched_getaffinity(pid_t process, size_t size, void *mask);	/* hidden by -std=c11 */
 #endif
 
 static int mpt__core_count(void) {
 	long online;
 #if defined(__linux__)
-	uint64_t mask[128]; /* 8192 cores; the call fails when the kernel has more */
+	uint64_t mask[128];	/* 8192 cores; the call fails when the kernel has more */
 	int allowed = 0;
 	memset(mask, 0, sizeof mask);
 #if defined(CPU_SETSIZE)
@@ -5736,7 +5747,7 @@ static double mpt__system_now(void *user) {
 #if defined(CLOCK_MONOTONIC)
 #define MPT__CLOCK CLOCK_MONOTONIC
 #else
-#define MPT__CLOCK 1 /* of Linux; -std=c11 hides the name and the function */
+#define MPT__CLOCK 1	/* of Linux; -std=c11 hides the name and the function */
 extern int clock_gettime(int clock, struct timespec *time);
 #endif
 
@@ -5753,7 +5764,7 @@ static double mpt__system_now(void *user) {
 
 /* The functions of io, for a call that is about to be made: of an earlier one no errno is left. */
 static const mpt_io *mpt__io(const mpt__base *base) {
-#if !defined(MPT__NO_FILES) /* nor is it asked for there, but for what is absent */
+#if !defined(MPT__NO_FILES)	/* nor is it asked for there, but for what is absent */
 	errno = 0;
 #endif
 	return &base->io;
@@ -5822,10 +5833,10 @@ static bool mpt__temporary_path(
 /* A file that is being written, to be put in the place of another when it is whole. */
 typedef struct {
 	char path[MPT__PATH_SIZE];
-	const char *target; /* the file to replace, no link */
+	const char *target;	/* the file to replace, no link */
 #if !defined(MPT__NO_FILES)
 	char resolved[MPT__PATH_SIZE];
-	int guard; /* a descriptor that holds the lock, or -1 */
+	int guard;	/* a descriptor that holds the lock, or -1 */
 #endif
 } mpt__new_file;
 
@@ -5840,7 +5851,7 @@ typedef struct {
 enum { MPT__MARK_SIZE = 24 };
 
 static void mpt__machine_mark(char mark[MPT__MARK_SIZE]) {
-	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+	uint64_t hash = 0xcbf29ce484222325u;	/* FNV-1a */
 #if defined(_WIN32)
 	char name[MAX_COMPUTERNAME_LENGTH + 1] = "";
 	DWORD size = sizeof name;
@@ -5994,7 +6005,7 @@ static void mpt__temporaries_sweep(const char *path, const char *mark) {
 
 /* Where a path leads, past links, also to what is not there yet. */
 static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
-	enum { LINKS = 40 }; /* as many as Linux follows */
+	enum { LINKS = 40 };	/* as many as Linux follows */
 	char link[MPT__PATH_SIZE];
 	mpt__format_text(target, MPT__PATH_SIZE, "%s", path);
 	for (int i = 0; i <= LINKS; i++) {
@@ -6332,11 +6343,11 @@ static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
 
 /* A text, and the place in it that is being read. */
 typedef struct {
-	mpt__base *base;  /* is told of faults */
-	const char *name; /* of the file, or "memory", for messages */
+	mpt__base *base;	/* is told of faults */
+	const char *name;	/* of the file, or "memory", for messages */
 	uint8_t *text;
 	size_t size, at;
-	size_t before; /* bytes of the file that stand before the text */
+	size_t before;	/* bytes of the file that stand before the text */
 } mpt__json;
 
 /* A string, decoded over its own spelling. */
@@ -6493,7 +6504,7 @@ static bool mpt__span_is(mpt__span span, const char *text) {
 }
 
 static mpt__span mpt__span_of(const char *text) {
-	mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+	mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)};	/* only read */
 	return span;
 }
 
@@ -6529,7 +6540,8 @@ MPT__BEGIN_KERNELS
 
 /* One chunk of work: `thread` is 0 for the caller, else the pool thread's number. Must not touch
    the base (no errors, no log, no memory). */
-typedef void (*mpt__chunk_fn)(void *work, int64_t chunk, int thread);
+#define MPT__CHUNK_TAKES void *work, int64_t chunk, int thread
+typedef void (*mpt__chunk_fn)(MPT__CHUNK_TAKES);
 
 typedef struct mpt__pool mpt__pool;
 
@@ -6589,7 +6601,7 @@ static bool mpt__floats_plain(void);
 /* How long a thread without work stays awake (s): about what sleeping and being woken cost. From
    the second look at the clock on it offers its core to others. */
 #define MPT__POOL_SPIN 50e-6
-#define MPT__POOL_LOOKS 32 /* at the gate before one at the clock: 0.5 us */
+#define MPT__POOL_LOOKS 32	/* at the gate before one at the clock: 0.5 us */
 
 /* Where other programs take the cores, a thread may lose its own amid a chunk, and the caller wait
    for milliseconds. After a run in which it waited for longer than it worked, it works alone for so
@@ -6609,35 +6621,35 @@ static bool mpt__floats_plain(void);
 typedef struct {
 	mpt__pool *pool;
 	void *handle;
-	int64_t chunks; /* written inside the gate only */
-	double spin;    /* how long it stays awake the next time */
-	int64_t last;   /* the run that it took part in */
+	int64_t chunks;	/* written inside the gate only */
+	double spin;	/* how long it stays awake the next time */
+	int64_t last;	/* the run that it took part in */
 	int number;
-	char padding[64]; /* its neighbour's line is not its own */
+	char padding[64];	/* its neighbour's line is not its own */
 } mpt__pool_thread;
 
 struct mpt__pool {
 	/* The run under way, written while the gate is shut and empty. */
 	mpt__chunk_fn fn;
 	void *work;
-	int64_t count, grain; /* chunks in all and of one claim */
+	int64_t count, grain;	/* chunks in all and of one claim */
 	uint32_t float_state;
 	char padding_a[64];
-	int64_t next; /* chunk to claim */
+	int64_t next;	/* chunk to claim */
 	char padding_b[64];
 	int64_t gate;
-	int32_t sleepers;     /* threads that wait for `opened` and that nobody has woken yet */
-	int32_t caller_waits; /* 1 while the caller waits for `emptied` */
+	int32_t sleepers;		/* threads that wait for `opened` and that nobody has woken yet */
+	int32_t caller_waits;	/* 1 while the caller waits for `emptied` */
 	int32_t stop;
 	char padding_c[64];
 	mpt__base *base;
 	void *mutex, *opened, *emptied;
 	int threads;
-	int started;  /* pool threads that run */
-	double spin;  /* MPT__POOL_SPIN, or 0 where threads outnumber cores */
-	double alone; /* ns of work that the caller does without the others */
+	int started;	/* pool threads that run */
+	double spin;	/* MPT__POOL_SPIN, or 0 where threads outnumber cores */
+	double alone;	/* ns of work that the caller does without the others */
 	int64_t parallel_runs;
-	mpt__pool_thread thread[MPT__POOL_MAX_THREADS]; /* 0 is the caller */
+	mpt__pool_thread thread[MPT__POOL_MAX_THREADS];	/* 0 is the caller */
 };
 
 /* Claims and runs chunks until none is left. Returns how many it did. */
@@ -6715,7 +6727,7 @@ static bool mpt__pool_await_run(mpt__pool_thread *self) {
 }
 
 static void mpt__pool_main(void *argument) {
-	MPT__PLAIN_FLOATS; /* a new thread has its maker's */
+	MPT__PLAIN_FLOATS;	/* a new thread has its maker's */
 	mpt__pool_thread *self = (mpt__pool_thread *)argument;
 	mpt__pool *pool = self->pool;
 	while (mpt__pool_await_run(self)) {
@@ -6728,7 +6740,7 @@ static void mpt__pool_main(void *argument) {
 static void mpt__pool_sleep_until_empty(mpt__pool *pool) {
 	const mpt_threads *t = &pool->base->thread;
 	t->mutex_lock(t->user, pool->mutex);
-	mpt__atomic_add32(&pool->caller_waits, 1); /* a store may pass the load: qemu's on ARM does */
+	mpt__atomic_add32(&pool->caller_waits, 1);	/* a store may pass the load: qemu's on ARM does */
 	while (mpt__atomic_load64(&pool->gate) & MPT__GATE_INSIDE)
 		t->condition_wait(t->user, pool->emptied, pool->mutex);
 	mpt__atomic_add32(&pool->caller_waits, -1);
@@ -6930,7 +6942,7 @@ static MPT__NOINLINE MPT__UNUSED void mpt__floats_end(const uint32_t *before) {
 
 /* ==== Hashes ==== */
 
-#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
+#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15)	/* 2^64 / golden ratio */
 
 /* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
 MPT__COMMON uint64_t mpt__hash_mix(uint64_t x) {
@@ -6949,7 +6961,7 @@ MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
 #define MPT__PHILOX_ROUNDS 10
 #define MPT__PHILOX_M0 0xd2511f53u
 #define MPT__PHILOX_M1 0xcd9e8d57u
-#define MPT__PHILOX_W0 0x9e3779b9u /* added to the key after each round */
+#define MPT__PHILOX_W0 0x9e3779b9u	/* added to the key after each round */
 #define MPT__PHILOX_W1 0xbb67ae85u
 
 /* The bare generator, word by word as in the paper. */
@@ -7004,14 +7016,14 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
    a kernel of a GPU gets all bytes of this, and between bools there would be some that nobody wrote. */
 typedef struct mpt__law {
 	int function;
-	int corrects;  /* means that began with 0 are divided by 1 - beta^t */
-	int decays;    /* the gradient has a part that takes weights towards 0; */
-	int decoupled; /* or the weight itself is made smaller */
-	int slows;     /* the rate is divided by 1 + imm[0] t */
-	int dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+	int corrects;	/* means that began with 0 are divided by 1 - beta^t */
+	int decays;		/* the gradient has a part that takes weights towards 0; */
+	int decoupled;	/* or the weight itself is made smaller */
+	int slows;		/* the rate is divided by 1 + imm[0] t */
+	int dampens;	/* of SGD: 1 - imm[1] of a gradient comes in */
 	int nesterov;
-	int moment[3];  /* which there are */
-	int eps, decay; /* where they stand in imm; -1: none */
+	int moment[3];	/* which there are */
+	int eps, decay;	/* where they stand in imm; -1: none */
 	double imm[4];
 } mpt__law;
 
@@ -7021,8 +7033,8 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
 #define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
 		MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW
-			{2, 3, MPT__CORRECTS}, /* ADAM */
-		{-1, 2, 0}                 /* SGD */
+			{2, 3, MPT__CORRECTS},	/* ADAM */
+		{-1, 2, 0}					/* SGD */
 	};
 	const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
 	const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
@@ -7044,7 +7056,7 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
    add1 and add2 how much of what is new comes in. */
 typedef struct mpt__pace {
 	double lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
-	bool fresh; /* no update before this one */
+	bool fresh;	/* no update before this one */
 } mpt__pace;
 
 /* `first` is imm[0], or what a table of rates has in its place, as it has `lr`. */
@@ -7077,12 +7089,12 @@ MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first,
 enum {
 	MPT__CODE_BLOCK = 256,
 	MPT__CODE_ZERO = 127,
-	MPT__CODE_LEAST = 0x3400, /* upper bits of 2^-23 */
+	MPT__CODE_LEAST = 0x3400,	/* upper bits of 2^-23 */
 	MPT__CODE_LIMIT = 256 + 0x3f80 - MPT__CODE_LEAST + 1,
 	MPT__CODE_BOOK = MPT__CODE_LIMIT + 5 * 16
 };
 #define MPT__CODE_LINES(book) ((const float *)(const void *)((book) + MPT__CODE_LIMIT))
-#define MPT__CODE_DOUBT (1 / 16384.0f) /* of 1 between two codes: more than twice the error */
+#define MPT__CODE_DOUBT (1 / 16384.0f)	/* of 1 between two codes: more than twice the error */
 /* Whether moment k has no sign. */
 MPT__COMMON int mpt__law_unsigned(const mpt__law *law, int k) {
 	return law->corrects ? k > 0 : law->function == MPT__FN_RMSPROP && k == 0;
@@ -7282,7 +7294,7 @@ static MPT__FORCE_INLINE uint64_t mpt__random_below(
 		for (int i = 0; i < 4; i += 2) {
 			uint64_t high, low;
 			low = mpt__multiply_u64((uint64_t)words[i + 1] << 32 | words[i], bound, &high);
-			if (low >= bound || low >= (0 - bound) % bound) return high; /* 2^64 mod bound */
+			if (low >= bound || low >= (0 - bound) % bound) return high;	/* 2^64 mod bound */
 		}
 		sequence = mpt__hash_u64(sequence, index);
 	}
@@ -7350,7 +7362,7 @@ static MPT__INLINE bool mpt__f64_is_finite(double value) {
 static MPT__INLINE uint32_t mpt__f32_round_to_small(
 	uint32_t bits, uint32_t mantissa, uint32_t bias) {
 	uint32_t exponent = bits >> 23;
-	uint32_t first_normal = 128 - bias; /* fp32 exponent field of the format's smallest normal */
+	uint32_t first_normal = 128 - bias;	/* fp32 exponent field of the format's smallest normal */
 	uint32_t shift = 23 - mantissa;
 	if (exponent < first_normal) {
 		shift += first_normal - exponent;
@@ -7364,7 +7376,7 @@ static MPT__INLINE uint32_t mpt__f32_round_to_small(
 
 /* The value of the fields of such a format, without sign, its last exponent counted as finite. */
 static MPT__INLINE float mpt__f32_from_small(uint32_t code, uint32_t mantissa, uint32_t bias) {
-	if (code >> mantissa == 0) { /* a multiple of the smallest subnormal, normal in fp32 */
+	if (code >> mantissa == 0) {	/* a multiple of the smallest subnormal, normal in fp32 */
 		return (float)code * mpt__f32_from_bits((128 - bias - mantissa) << 23);
 	}
 	return mpt__f32_from_bits((code << (23 - mantissa)) + ((127 - bias) << 23));
@@ -7417,8 +7429,8 @@ static MPT__INLINE float mpt__bf16_to_f32(uint16_t half) {
 #ifndef MPTRAIN_NO_FP8
 /* What becomes of values beyond the largest finite one. */
 typedef enum mpt__f8_mode {
-	MPT__F8_SATFINITE = 0, /* they, and infinities, become the largest finite value */
-	MPT__F8_NONSAT         /* E4M3: NaN; E5M2: infinity */
+	MPT__F8_SATFINITE = 0,	/* they, and infinities, become the largest finite value */
+	MPT__F8_NONSAT			/* E4M3: NaN; E5M2: infinity */
 } mpt__f8_mode;
 
 /* NaN keeps its sign; `most` is the largest finite code. */
@@ -7448,7 +7460,7 @@ static MPT__INLINE float mpt__f8e4m3_to_f32(uint8_t byte) {
 }
 
 static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
-	return mpt__f16_to_f32((uint16_t)(byte << 8)); /* it is the upper half of an fp16 */
+	return mpt__f16_to_f32((uint16_t)(byte << 8));	/* it is the upper half of an fp16 */
 }
 #endif
 
@@ -7707,8 +7719,8 @@ static float mpt__number_below(uint8_t dtype, float bound, bool at) {
 
 #define MPT__NAN_F64 mpt__f64_from_bits(UINT64_C(0x7ff8000000000000))
 #define MPT__INF_F64 mpt__f64_from_bits(UINT64_C(0x7ff0000000000000))
-#define MPT__ROUND_MAGIC_F64 6755399441055744.0 /* 1.5 * 2^52 */
-#define MPT__LN2_HIGH 0x1.62e42fefap-1          /* 37 bits: times any exponent it is exact */
+#define MPT__ROUND_MAGIC_F64 6755399441055744.0	/* 1.5 * 2^52 */
+#define MPT__LN2_HIGH 0x1.62e42fefap-1			/* 37 bits: times any exponent it is exact */
 #define MPT__LN2_LOW 0x1.cf79abc9e3b3ap-40
 
 /* 2^k for -1022 <= k <= 1023. */
@@ -7755,7 +7767,7 @@ static double mpt__ln(double x) {
 	if (mpt__f64_is_nan(x) || bits == UINT64_C(0x7ff0000000000000)) return x;
 	if ((bits & UINT64_C(0x7fffffffffffffff)) == 0) return -MPT__INF_F64;
 	if (bits >> 63) return MPT__NAN_F64;
-	if (bits < UINT64_C(0x0010000000000000)) { /* denormal */
+	if (bits < UINT64_C(0x0010000000000000)) {	/* denormal */
 		bits = mpt__f64_bits(x * 18014398509481984.0);
 		exponent = -54.0;
 	}
@@ -7849,7 +7861,7 @@ static void mpt__sincos(double x, double *sine, double *cosine) {
 static void mpt__sincos_far(double x, double *sine, double *cosine) {
 	static const uint32_t digits[9] = {0, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u,
 		0xdb629599u, 0x3c439041u, 0xfe5163abu,
-		0xdebbc561u}; /* 2/pi, the point after the first word */
+		0xdebbc561u};	/* 2/pi, the point after the first word */
 	if (!(x >= 524288.0 || x <= -524288.0) || !mpt__f32_is_finite((float)x)) {
 		mpt__sincos(x, sine, cosine);
 		return;
@@ -7861,7 +7873,7 @@ static void mpt__sincos_far(double x, double *sine, double *cosine) {
 		word[i] = (uint32_t)(pair << at % 32 >> 32);
 	}
 	uint64_t low = m * word[1] + (m * word[2] >> 32);
-	uint64_t turns = ((m * word[0] + (low >> 32)) << 32) | (low & 0xffffffffu); /* 2^62: pi/2 */
+	uint64_t turns = ((m * word[0] + (low >> 32)) << 32) | (low & 0xffffffffu);	/* 2^62: pi/2 */
 	uint64_t quadrant = (turns + (UINT64_C(1) << 61)) >> 62;
 	double rest = (double)(int64_t)(turns - (quadrant << 62));
 	mpt__sincos_quadrant(
@@ -7990,6 +8002,11 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
 #else
 #define MPT__LINK_NO_FRUGAL without
 #endif
+#ifdef MPTRAIN_COMPILE
+#define MPT__LINK_COMPILE with
+#else
+#define MPT__LINK_COMPILE without
+#endif
 #define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
 #define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
 #define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
@@ -8000,7 +8017,7 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(
 	MPT__LINK(X, NO_SIMD) \
 	MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
 		MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK(X, NO_RECURRENT) \
-			MPT__LINK(X, NO_FRUGAL) \
+			MPT__LINK(X, NO_FRUGAL) MPT__LINK(X, COMPILE) \
 			MPT__LINK_VALUES(X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, \
 							 MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
@@ -8029,15 +8046,15 @@ const char mpt__file_with_MPTRAIN_CPU_SEPARATE = 1;
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__routines;   /* what a level computes with; cpu/elementwise.c */
-struct mpt__gemm_level; /* and its products; cpu/product.h */
+struct mpt__routines;	/* what a level computes with; cpu/elementwise.c */
+struct mpt__gemm_level;	/* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
 	const mpt__launch *launch;
-	const mpt__cpu_kernel *kernel; /* the row under way, for mpt__cpu_fall_back */
+	const mpt__cpu_kernel *kernel;	/* the row under way, for mpt__cpu_fall_back */
 	const struct mpt__routines *routines;
-	void *data[MPT__MAX_OPERANDS]; /* NULL: absent */
+	void *data[MPT__MAX_OPERANDS];	/* NULL: absent */
 	mpt__scalar *scalars;
 	void *workspace;
 	mpt__pool *pool;
@@ -8051,11 +8068,11 @@ typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 struct mpt__cpu_kernel {
 	mpt__cpu_run run;
 	mpt__cpu_workspace workspace;
-	const struct mpt__gemm_level *level; /* NULL: any level's; else it and not `workspace` asks: */
+	const struct mpt__gemm_level *level;	/* NULL: any level's; else it and not `workspace` asks: */
 	int64_t (*level_workspace)(
 		const struct mpt__gemm_level *level, const mpt__launch *launch, int threads);
-	const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
-	bool scratch;                    /* this row or one that it falls back to asks for workspace */
+	const mpt__cpu_kernel *fallback;	/* the row that this one replaced; NULL in ref */
+	bool scratch;						/* this row or one that it falls back to asks for workspace */
 };
 
 /* Levels stand on each other and replace the rows of products: of matrices and of three kinds of
@@ -8074,8 +8091,8 @@ typedef struct mpt__cpu {
 	mpt__pool *pool;
 	mpt_isa isa;
 	mpt__backend *backend;
-	const struct mpt__routines *routines; /* of the highest level */
-	void *own;                            /* NULL, or routines that are this backend's */
+	const struct mpt__routines *routines;	/* of the highest level */
+	void *own;								/* NULL, or routines that are this backend's */
 	size_t own_bytes;
 	mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
 	mpt__cpu_kernel replaced[MPT__CPU_REPLACED];
@@ -8183,7 +8200,7 @@ static mpt_status mpt__cpu_launch(
 	memset(call.data, 0, sizeof call.data);
 	for (int i = 0; i < launch->n_operands; i++) {
 		const mpt__operand *o = &launch->operand[i];
-		char *base = (char *)execution->data[o->storage]; /* storage 0 is NULL */
+		char *base = (char *)execution->data[o->storage];	/* storage 0 is NULL */
 		if (base != NULL) call.data[i] = base + o->offset * mpt__dtype_info[o->dtype].bytes;
 	}
 	/* Kernels start with denormals as IEEE has them, whatever the program set; those that flush
@@ -8269,10 +8286,10 @@ static mpt__cpu *mpt__cpu_create(
  *
  * What a level says before it includes the templates; V, FN and OP before its own words, which are
  * written as kernels read them:
- *   MPT__V(word), MPT__LEVEL(name)   names of its words and of its kernels
- *   MPT__WIDTH                       floats of a vector: 4, 8 or 16; 1: one float; and 0, for
- *                                    functions.c alone: one mpt__real
- *   MPT__FN, MPT__OP                 target and storage class of a function, and of one to inline
+ *		MPT__V(word), MPT__LEVEL(name)		names of its words and of its kernels
+ *		MPT__WIDTH							floats of a vector: 4, 8 or 16; 1: one float; and 0, for
+ *										functions.c alone: one mpt__real
+ *		MPT__FN, MPT__OP					target and storage class of a function, and of one to inline
  *
  * cpu/level/neon.c has the words that a level gives; others are made of these, or for 16 floats.
  * fma may round once or twice; all else has the bits of cpu/level/one.c.
@@ -8454,7 +8471,12 @@ static mpt__cpu *mpt__cpu_create(
 #define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
+#define v_t MPT__V(t)
+#define v_table MPT__V(table)
 #define v_pick MPT__V(pick)
+#define v_imax MPT__V(imax)
+#define v_iadd_if MPT__V(iadd_if)
+#define v_some MPT__V(some)
 
 #endif
 /* ----
@@ -8464,13 +8486,13 @@ static mpt__cpu *mpt__cpu_create(
 
 /* ==== Constants of cpu/template/math.c ==== */
 
-#define MPT__ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low bits */
+#define MPT__ROUND_MAGIC 12582912.0f	/* 1.5 * 2^23: adding it leaves an integer in the low bits */
 #define MPT__ROUND_MAGIC_BITS 0x4b400000
 #define MPT__LOG2_E_F 1.44269504f
-#define MPT__LN2_HIGH_F 0.693359375f /* 10 bits: times any exponent it is exact */
+#define MPT__LN2_HIGH_F 0.693359375f	/* 10 bits: times any exponent it is exact */
 #define MPT__LN2_LOW_F (-2.12194440e-4f)
 #define MPT__SQRT_HALF_BITS 0x3f3504f3
-#define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
+#define MPT__TANH_SWITCH_BITS 0x3f200000	/* 0.625 */
 #define MPT__SIGN_BIT (-0x7fffffff - 1)
 
 /* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
@@ -8604,8 +8626,8 @@ MPT__OP v_f v_pow_exponent(v_f a, v_f b) { return a == 0 && b >= 0 ? 0 : v_pow(a
 
 /* ==== Its functions ==== */
 
-#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
-#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
+#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536)	/* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)	/* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
 
 #define MPT__WIDTH 0
@@ -8649,8 +8671,8 @@ MPT__OP v_f v_pow_exponent(v_f a, v_f b) { return a == 0 && b >= 0 ? 0 : v_pow(a
    pairs, pairs of pairs and so on, an odd last one passing on unchanged. */
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
-#define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
-#define MPT__SUM_HEIGHT 54 /* log2 of the most chunks that fit an int64 count of elements */
+#define MPT__NORM_LANES 32	/* of norms, which then fold in halves to as many: twice as fast */
+#define MPT__SUM_HEIGHT 54	/* log2 of the most chunks that fit an int64 count of elements */
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
    a chunk in four runs and a rest. A run is a page; the widest vectors fetch it while they read
@@ -8691,8 +8713,10 @@ typedef void (*mpt__binary_fn)(
 typedef struct mpt__cpu_update mpt__cpu_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. Where `half` is
    given, the weights go there as well, in w->param.dtype. */
-typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-	mpt__real *const *m, void *half, int64_t n);
+#define MPT__BLOCK_TAKES \
+	const mpt__cpu_update *w, mpt__real *p, const mpt__real *g, mpt__real *const *m, void *half, \
+		int64_t n
+typedef void (*mpt__update_fn)(MPT__BLOCK_TAKES);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
    - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
@@ -8707,19 +8731,19 @@ enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST,
 #define MPT__NORM_PAST 25600
 #define MPT__NORM_LONG 512
 typedef struct mpt__norm_block {
-	uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
+	uint8_t dtype, mode;	/* of all parts: that of mpt__real, or half where the level is `typed` */
 	bool relu;
-	int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
-	char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
-	mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
+	int64_t rows, n, step[MPT__PARTS];	/* bytes between rows, whose elements are neighbours */
+	char *data[MPT__PARTS];				/* x, dy, residual or other gradient or y, out; NULL: none */
+	mpt__real *lane, total[2];			/* NULL: lanes that begin with 0 */
 	const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
 	/* Of norm_next, whose mean may be NULL, for 0: x and dy of a row after this, and its mean; the
 	   last row. Of bf16, weight, bias, sum stand as mpt__norm_paired has it. */
 	mpt__real *sum[2], next_mean;
 	const char *next[2];
-	bool last, beyond_cache; /* out is better not cached, it and rows multiples of 64 bytes */
-	bool past; /* the same of rows that lie anywhere: for the widest vectors, forward */
-	bool fetches; /* what is read next lies behind what is read now, and in no cache nearby */
+	bool last, beyond_cache;	/* out is better not cached, it and rows multiples of 64 bytes */
+	bool past;	/* the same of rows that lie anywhere: for the widest vectors, forward */
+	bool fetches;	/* what is read next lies behind what is read now, and in no cache nearby */
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 
@@ -8737,18 +8761,18 @@ typedef struct mpt__product_sums {
    where `positive` and it is <= 0, 255. */
 typedef struct mpt__windows {
 	char *x, *y;
-	uint8_t *index;                 /* NULL: nobody asks */
-	int64_t lines, count, channels; /* channels: that are neighbours; 0: one, pixels are */
+	uint8_t *index;					/* NULL: nobody asks */
+	int64_t lines, count, channels;	/* channels: that are neighbours; 0: one, pixels are */
 	int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel;
-	uint8_t dtype; /* float or half */
+	uint8_t dtype;	/* float or half */
 	bool most, back, adds, positive;
 } mpt__windows;
 
 /* One side of a convolution, [images, channels, lines, pixels] in a row. */
 typedef struct mpt__plane_side {
-	const char *data, *gate; /* gate: where that is <= 0, data counts as 0; NULL: all counts */
-	int64_t image, size[2];  /* elements from image to image; lines, pixels */
-	int dtype, round;        /* float or half; a half that a float is rounded to, or 0 */
+	const char *data, *gate;	/* gate: where that is <= 0, data counts as 0; NULL: all counts */
+	int64_t image, size[2];		/* elements from image to image; lines, pixels */
+	int dtype, round;			/* float or half; a half that a float is rounded to, or 0 */
 } mpt__plane_side;
 
 /* Some lines of y of some images, of which x and y are the first: what `in` channels of x give to
@@ -8757,10 +8781,10 @@ typedef struct mpt__plane_side {
    which y has `wide` and memory has `row`, a multiple of 16. */
 typedef struct mpt__planes {
 	mpt__plane_side x, y;
-	char *to; /* y, where it is written */
+	char *to;	/* y, where it is written */
 	int64_t images, in, out, kernel[2], padding[2], first, lines, step, wide, row;
 	const float *weights, *bias;
-	float *sums, *biases; /* slopes: these are added to */
+	float *sums, *biases;	/* slopes: these are added to */
 	float *room;
 	bool slopes, adds, relu;
 } mpt__planes;
@@ -8817,29 +8841,29 @@ typedef struct mpt__rows {
 typedef struct mpt__cell_block {
 	int cell, gates;
 	int64_t n;
-	const mpt__real *in[4], *before; /* what x gives, or the gates; o3 */
-	mpt__real *out[4];               /* the gates, or the slopes by what x gives */
+	const mpt__real *in[4], *before;	/* what x gives, or the gates; o3 */
+	mpt__real *out[4];					/* the gates, or the slopes by what x gives */
 	const mpt__real *state[4], *bias[4];
 	mpt__real *after, *h;
-	const mpt__real *dy, *kept;   /* o5, o4 */
-	mpt__real *more[4], *dh, *dc; /* o2, o6, o7 */
+	const mpt__real *dy, *kept;		/* o5, o4 */
+	mpt__real *more[4], *dh, *dc;	/* o2, o6, o7 */
 } mpt__cell_block;
 #endif
 
 typedef struct mpt__routines {
-	double slowness; /* nanoseconds of what takes the reference level one */
-	bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
+	double slowness;	/* nanoseconds of what takes the reference level one */
+	bool flushes;		/* optimizers take denormals as zero: fading moments would be slow */
 	const mpt__convert_table *convert;
 	mpt__unary_fn unary[MPT__UNARY_COUNT];
 	mpt__binary_fn binary[MPT__BINARY_COUNT];
 	mpt__real (*peak)(
-		const mpt__real *x, int64_t n, mpt__real start); /* passes over NaN; any zero */
+		const mpt__real *x, int64_t n, mpt__real start);	/* passes over NaN; any zero */
 	/* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
 	void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
 	void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
 	void (*sum_products)(const mpt__product_sums *p);
-	void (*windows)(const mpt__windows *p); /* NULL: one by one */
-	void (*planes)(const mpt__planes *p);   /* NULL: convolutions are products */
+	void (*windows)(const mpt__windows *p);	/* NULL: one by one */
+	void (*planes)(const mpt__planes *p);	/* NULL: convolutions are products */
 	/* The same with first = 0 for exp(x - most); out gets that, or the differences. */
 	void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
 		bool differences);
@@ -8858,23 +8882,23 @@ typedef struct mpt__routines {
 	   not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
 	void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
 		int64_t rows, int64_t columns, bool beyond_cache);
-	void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
+	void (*rows)(const mpt__rows *r);	/* NULL: mpt__rows_each */
 	/* A function past the caches, to a line of memory; false: has it not. NULL: none. */
 	bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
 		mpt__real c);
 	mpt__update_fn sgd, adam, moments;
 	/* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
 	void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
-	mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
-	const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the routines above */
-	bool typed;                         /* norms take halves as they lie */
+	mpt__cpu_run copy_halves;			/* to another layout, instead of COPY; NULL: none */
+	const struct mpt__gemm_level *gemm;	/* products in fp32; NULL: by the routines above */
+	bool typed;							/* norms take halves as they lie */
 	/* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
 	   LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
 	   folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */
 	mpt__norm_fn norm_sums;
 	/* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
 	mpt__norm_fn norm, norm_slope;
-	mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
+	mpt__norm_fn norm_columns;	/* the same of each column, without weight or lanes */
 	/* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
 	mpt__norm_fn norm_next, norm_slope_next;
 #ifndef MPTRAIN_NO_RECURRENT
@@ -8882,7 +8906,7 @@ typedef struct mpt__routines {
 	void (*cell_slopes)(const mpt__cell_block *b);
 #endif
 #ifndef MPTRAIN_NO_FRUGAL
-	void (*gates)(uint32_t *words, mpt__real *x, bool open); /* of a group; NULL: plain loops */
+	void (*gates)(uint32_t *words, mpt__real *x, bool open);	/* of a group; NULL: plain loops */
 	/* Values of codes times `peak`; bits of the largest magnitude, NaN above all; codes of x over
 	   `peak`, which is that, a normal number. plain: without signs. */
 	void (*decode)(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
@@ -8897,7 +8921,7 @@ typedef struct mpt__routines {
 
 /* An operand, resolved. */
 typedef struct mpt__cpu_view {
-	void *data; /* NULL: absent */
+	void *data;	/* NULL: absent */
 	const mpt__routines *routines;
 	uint8_t dtype;
 	bool accumulate;
@@ -9001,11 +9025,11 @@ static int64_t mpt__cpu_get_integer(const mpt__cpu_view *view, int64_t offset) {
 
 static MPT__INLINE int64_t mpt__cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static MPT__INLINE int64_t mpt__cpu_chunks(int64_t count, int64_t size) {
-	return count / size + (count % size != 0); /* a tensor without elements may be of any length */
+	return count / size + (count % size != 0);	/* a tensor without elements may be of any length */
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
 static MPT__INLINE int64_t mpt__cpu_times(int64_t a, int64_t b) {
-	bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
+	bool both_fit = ((a | b) >> 31) == 0;	/* spares the division */
 	return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 static int64_t mpt__cpu_numel(const mpt__operand *o) {
@@ -9207,23 +9231,24 @@ static mpt__real mpt__cpu_sum_total(mpt__cpu_sum *sum) {
 /* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
    the first is number `first`; it moves the cursors of all operands on. */
 typedef struct mpt__cpu_map mpt__cpu_map;
-typedef void (*mpt__cpu_body)(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n);
+#define MPT__MAP_TAKES \
+	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n
+typedef void (*mpt__cpu_body)(MPT__MAP_TAKES);
 struct mpt__cpu_map {
 	const mpt__cpu_call *call;
 	mpt__cpu_body body, other_body;
 	int operands;
 	mpt__unary_fn unary;
 	mpt__binary_fn binary;
-	mpt__real c, d;     /* of unary and binary; c of dropout: the factor of kept elements */
-	uint32_t threshold; /* dropout: random words from here on keep */
+	mpt__real c, d;		/* of unary and binary; c of dropout: the factor of kept elements */
+	uint32_t threshold;	/* dropout: random words from here on keep */
 	mpt__rng_key key;
-	const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
-	mpt__real *table;    /* of cpu/halves.c */
+	const char *pattern;	/* fill: MPT__BLOCK elements, or as many as there are */
+	mpt__real *table;		/* of cpu/halves.c */
 	mpt__cpu_walk walk[3];
 };
 
-static void mpt__cpu_map_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_map_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_map *map = (const mpt__cpu_map *)work;
 	int64_t begin = chunk * MPT__CHUNK;
 	int64_t end = mpt__cpu_min(begin + MPT__CHUNK, map->walk[0].loop.count);
@@ -9260,8 +9285,7 @@ static void mpt__cpu_advance_all(const mpt__cpu_map *map, mpt__cpu_cursor *at, i
 	for (int k = 0; k < map->operands; k++) mpt__cpu_advance(&at[k], &map->walk[k].loop, n);
 }
 
-static void mpt__cpu_fill_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_fill_body(MPT__MAP_TAKES) {
 	const mpt__cpu_walk *to = &map->walk[0];
 	int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__cpu_inner(&to->loop);
 	(void)first;
@@ -9285,8 +9309,7 @@ static void mpt__cpu_fill(const mpt__cpu_call *call) {
 	mpt__cpu_map_run(&map, call, 1, 0.5);
 }
 
-static void mpt__cpu_copy_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_body(MPT__MAP_TAKES) {
 	mpt__real block[MPT__BLOCK];
 	mpt__real *place = mpt__cpu_place(&map->walk[1], &at[1], block, n);
 	(void)first;
@@ -9323,20 +9346,17 @@ static void mpt__cpu_copy_wide(
 		mpt__cpu_advance_all(map, at, m);
 	}
 }
-static void mpt__cpu_copy_f64_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_f64_body(MPT__MAP_TAKES) {
 	(void)first;
 	mpt__cpu_copy_wide(map, at, n, false);
 }
-static void mpt__cpu_copy_i64_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_i64_body(MPT__MAP_TAKES) {
 	(void)first;
 	mpt__cpu_copy_wide(map, at, n, true);
 }
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
-static void mpt__cpu_copy_bytes_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_copy_bytes_body(MPT__MAP_TAKES) {
 	const mpt__cpu_walk *from = &map->walk[0], *to = &map->walk[1];
 	int64_t size = mpt__dtype_info[to->view.dtype].bytes;
 	bool dense = mpt__cpu_inner(&from->loop) == 1 && mpt__cpu_inner(&to->loop) == 1;
@@ -9356,9 +9376,9 @@ static void mpt__cpu_copy_bytes_body(
 /* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
 #define MPT__COPY_BEYOND_CACHE (4 << 20)
 typedef struct mpt__cpu_transposition {
-	mpt__cpu_walk walk[2];          /* over the other dimensions */
-	int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
-	int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+	mpt__cpu_walk walk[2];			/* over the other dimensions */
+	int64_t size[2], along, across;	/* of the dimensions in which walk 0 and 1 are dense; chunks */
+	int64_t step[2];				/* of walk 0 in dimension 1, of walk 1 in dimension 0 */
 	bool direct, beyond_cache;
 } mpt__cpu_transposition;
 
@@ -9376,7 +9396,7 @@ static void mpt__cpu_transpose_tile(
 	}
 }
 
-static void mpt__cpu_transpose_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_transpose_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
 	int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
 	int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
@@ -9494,8 +9514,7 @@ MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
 MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
 #undef MPT__V
 
-static void mpt__cpu_unary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-								int64_t n) {
+static void mpt__cpu_unary_body(MPT__MAP_TAKES) {
 	mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
 	mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
 	(void)first;
@@ -9519,8 +9538,7 @@ static void mpt__cpu_unary_each(const mpt__cpu_call *call) {
 	mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
-static void mpt__cpu_binary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-								 int64_t n) {
+static void mpt__cpu_binary_body(MPT__MAP_TAKES) {
 	mpt__real in[2][MPT__BLOCK], block[MPT__BLOCK];
 	mpt__real *out = mpt__cpu_place(&map->walk[2], &at[2], block, n);
 	const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in[0], n);
@@ -9536,8 +9554,7 @@ static bool mpt__cpu_compare_i64(int function, int64_t a, int64_t b) {
 }
 
 /* Comparison of two integer operands. */
-static void mpt__cpu_compare_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-									  int64_t n) {
+static void mpt__cpu_compare_i64_body(MPT__MAP_TAKES) {
 	int64_t x[2][MPT__BLOCK];
 	mpt__real result[MPT__BLOCK];
 	const int function = map->call->launch->function;
@@ -9578,8 +9595,7 @@ static void mpt__cpu_binary_each(const mpt__cpu_call *call) {
 
 /* ==== Random numbers ==== */
 
-static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-								 int64_t n) {
+static void mpt__cpu_random_body(MPT__MAP_TAKES) {
 	const mpt__launch *launch = map->call->launch;
 	float a = (float)launch->imm[0], b = (float)launch->imm[1], drawn[MPT__BLOCK];
 	mpt__real x[MPT__BLOCK];
@@ -9599,8 +9615,7 @@ static void mpt__cpu_random(const mpt__cpu_call *call) {
 	mpt__cpu_map_run(&map, call, 1, 30.0);
 }
 
-static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-								  int64_t n) {
+static void mpt__cpu_dropout_body(MPT__MAP_TAKES) {
 	mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
 	mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
 	const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in, n);
@@ -9608,8 +9623,7 @@ static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, 
 	mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__cpu_zero_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
-							   int64_t n) {
+static void mpt__cpu_zero_body(MPT__MAP_TAKES) {
 	mpt__real zero[MPT__BLOCK] = {0};
 	(void)first;
 	mpt__cpu_give(&map->walk[1], &at[1], zero, n);
@@ -9698,7 +9712,7 @@ static void mpt__cpu_gate_bits(const mpt__cpu_call *call) {
    they, and the kernel that reads them, gain from half as many on. */
 #define MPT__BEYOND_CACHE (4 << 20)
 
-#ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
+#ifdef MPTRAIN_NO_SIMD	/* small machines have neither room nor hurry */
 #define mpt__cpu_unary mpt__cpu_unary_each
 #define mpt__cpu_binary mpt__cpu_binary_each
 #define mpt__cpu_lookup_bytes NULL
@@ -9706,7 +9720,7 @@ static void mpt__cpu_gate_bits(const mpt__cpu_call *call) {
 
 /* ==== Results beyond the caches ==== */
 
-static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_stream_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_call, call);
 	const mpt__launch *launch = call->launch;
 	const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
@@ -9741,8 +9755,8 @@ static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
  * fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
 
 #define MPT__LOOKUP_SIZE 65536
-#define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
-#define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
+#define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE)	/* elements that a table is made for */
+#define MPT__LOOKUP_SLOW 15	/* nanoseconds on the reference level of what is slower than a table */
 
 /* Whether a function of two is the second one times some function of the first. */
 static bool mpt__cpu_is_slope(int function) {
@@ -9772,7 +9786,7 @@ static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
 }
 
 /* MPT__BLOCK elements of the table. */
-static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_lookup_make(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_map, map);
 	mpt__cpu_view in = mpt__cpu_view_of(map->call, 0), out = mpt__cpu_view_of(map->call, 1);
 	mpt__real x[MPT__BLOCK], one[MPT__BLOCK], y[MPT__BLOCK];
@@ -9791,7 +9805,7 @@ static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
 }
 
 /* Where bf16 comes of bf16, both dense, the table has bf16, too. */
-static void mpt__cpu_find_halves(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_find_halves(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_map, map);
 	const mpt__cpu_call *call = map->call;
 	const uint16_t *table = (const uint16_t *)(const void *)map->table;
@@ -9820,8 +9834,7 @@ static void mpt__cpu_find(
 	for (; i < n; i++) to[i] = table[half[i * step]];
 }
 
-static void mpt__cpu_lookup_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_lookup_body(MPT__MAP_TAKES) {
 	const mpt__cpu_walk *from = &map->walk[0];
 	const int64_t step = mpt__cpu_inner(&from->loop);
 	const int last = map->operands - 1;
@@ -9870,8 +9883,7 @@ static void mpt__cpu_unary(const mpt__cpu_call *call) {
 
 /* ==== ReLU's backward ==== */
 
-static void mpt__cpu_gate_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_gate_body(MPT__MAP_TAKES) {
 	int16_t *p[3];
 	for (int k = 0; k < 3; k++) {
 		const mpt__cpu_walk *w = &map->walk[k];
@@ -9917,17 +9929,17 @@ static void mpt__cpu_binary(const mpt__cpu_call *call) {
 #define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
 typedef struct {
-	mpt__cpu_walk in, out; /* over the outputs */
-	mpt__cpu_loop reduced; /* over what one output sums */
-	int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
-	int64_t tile;          /* outputs of a chunk */
+	mpt__cpu_walk in, out;	/* over the outputs */
+	mpt__cpu_loop reduced;	/* over what one output sums */
+	int64_t chunks;			/* of the reduced elements, MPT__SUM_CHUNK each */
+	int64_t tile;			/* outputs of a chunk */
 	bool is_mean, by_columns;
 	mpt__real identity;
 	mpt__binary_fn combine;
 	void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
 	mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
-	mpt__real *partial;        /* [outputs, chunks]; unused when there is but one chunk */
-	const mpt__launch *launch; /* of SQUARES, which has means or not */
+	mpt__real *partial;			/* [outputs, chunks]; unused when there is but one chunk */
+	const mpt__launch *launch;	/* of SQUARES, which has means or not */
 	mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
 
@@ -9943,7 +9955,7 @@ static void mpt__cpu_reduce_outputs(
 	int64_t inner = mpt__cpu_inner(&w->reduced);
 	int64_t used = !w->by_columns || left >= MPT__SUM_LANES ? MPT__SUM_LANES
 		: left > 0                                          ? left
-															: 1; /* lanes */
+															: 1;	/* lanes */
 	mpt__cpu_cursor at;
 	lane[0] = w->identity;
 	routines->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
@@ -9954,7 +9966,7 @@ static void mpt__cpu_reduce_outputs(
 			const int64_t place = (first + i) % MPT__SUM_LANES;
 			const int64_t from = offset + at.offset + i * inner;
 			mpt__real *to = lane + place * n;
-			if (inner == n && stride == 1) /* lines one behind the other, as their lanes are */
+			if (inner == n && stride == 1)	/* lines one behind the other, as their lanes are */
 				lines = mpt__cpu_min(mpt__cpu_min(m - i, MPT__SUM_LANES - place), MPT__BLOCK / n);
 			w->combine(
 				to, to, mpt__cpu_in(&w->in.view, from, stride, x, lines * n), lines * n, 0, 0);
@@ -10031,7 +10043,7 @@ static void mpt__cpu_reduce_loops(const mpt__launch *launch, mpt__cpu_reduce_wor
 	mpt__cpu_loop_close(&w->in.loop);
 	mpt__cpu_loop_close(&w->reduced);
 	w->chunks = mpt__cpu_chunks(w->reduced.count, MPT__SUM_CHUNK);
-	if (w->chunks == 0) w->chunks = 1; /* nothing to sum: the empty chunk gives the identity */
+	if (w->chunks == 0) w->chunks = 1;	/* nothing to sum: the empty chunk gives the identity */
 }
 
 static int64_t mpt__cpu_reduce_workspace(const mpt__launch *launch, int threads) {
@@ -10146,7 +10158,7 @@ static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real
 		mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
 }
 
-static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_squares_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_reduce_work, w);
 	const mpt__launch *launch = w->launch;
 	const mpt__routines *routines = w->in.view.routines;
@@ -10182,7 +10194,7 @@ static void mpt__cpu_squares(const mpt__cpu_call *call) {
 
 /* Lines of up to MPT__SHORT_LINE elements are computed side by side, up to MPT__LINES of them:
    element i of line r stands at [i * lines + r] of a block. */
-#define MPT__SHORT_LINE 32 /* measured: from here on, turning costs more than it saves */
+#define MPT__SHORT_LINE 32	/* measured: from here on, turning costs more than it saves */
 #define MPT__LINES 64
 
 static int64_t mpt__cpu_side_by_side(int64_t n, int64_t lines) {
@@ -10202,16 +10214,16 @@ struct mpt__cpu_axis_work {
 	const mpt__routines *routines;
 	int operands;
 	mpt__cpu_walk walk[3];
-	int64_t n, stride[3];          /* along the dimension */
-	bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
-	bool least, reverse;           /* argmin; from the end, the largest first */
-	int64_t size, first, step;     /* that an index selects from; what stands for indices */
-	struct mpt__cpu_rank *places;  /* for sorting: `room` and as many again for each thread */
+	int64_t n, stride[3];			/* along the dimension */
+	bool side_by_side, dense, log;	/* lines per call: some; all. log: of softmax */
+	bool least, reverse;			/* argmin; from the end, the largest first */
+	int64_t size, first, step;		/* that an index selects from; what stands for indices */
+	struct mpt__cpu_rank *places;	/* for sorting: `room` and as many again for each thread */
 	int64_t room;
 	void (*line)(MPT__LINE_TAKES);
 };
 
-static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_axis_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_axis_work *w = (const mpt__cpu_axis_work *)work;
 	int64_t rows = mpt__cpu_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
 	int64_t left = mpt__cpu_min(rows, w->walk[0].loop.count - begin);
@@ -10248,7 +10260,7 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
 		mpt__cpu_loop_close(&w->walk[k].loop);
 	}
 	int64_t lines = w->walk[0].loop.count, rows = mpt__cpu_chunk_rows(w->n);
-	if (w->n == 0) return; /* lines without elements can be 2^40 */
+	if (w->n == 0) return;	/* lines without elements can be 2^40 */
 	mpt__cpu_for(call, mpt__cpu_chunks(lines, rows), mpt__cpu_times(lines, w->n), ns,
 		mpt__cpu_axis_chunk, w);
 }
@@ -10448,8 +10460,7 @@ static void mpt__cpu_scatter_add(const mpt__cpu_call *call) {
 	mpt__cpu_axis_run(&w, call, 3, 1, axis, 5.0);
 }
 
-static void mpt__cpu_triangle_body(
-	const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first, int64_t n) {
+static void mpt__cpu_triangle_body(MPT__MAP_TAKES) {
 	const mpt__launch *launch = map->call->launch;
 	const mpt__operand *o = &launch->operand[0];
 	const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];
@@ -10529,7 +10540,7 @@ static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool 
 /* Places enough for the first k of n: they are sorted when full, and what does not come before the
    k-th is then passed over. */
 static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
-	const int64_t few = 32; /* measured: sorting all of so many costs no more */
+	const int64_t few = 32;	/* measured: sorting all of so many costs no more */
 	return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
@@ -10581,7 +10592,7 @@ static void mpt__cpu_argsort(const mpt__cpu_call *call) {
 
 typedef struct {
 	mpt__cpu_view view;
-	int64_t offset, step, stride; /* of the first line; from line to line; along a line */
+	int64_t offset, step, stride;	/* of the first line; from line to line; along a line */
 } mpt__cpu_lines;
 
 /* Elements at .. at+n-1 of `lines` lines; n * lines <= MPT__BLOCK. */
@@ -10670,7 +10681,7 @@ static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *t
 	for (int64_t at = 0; at < count; at += MPT__BLOCK) {
 		int64_t n = mpt__cpu_min(MPT__BLOCK, count - at);
 		from = mpt__cpu_lines_in(l, lines, at, n, x);
-		if (lines == 1) most[0] = routines->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
+		if (lines == 1) most[0] = routines->peak(from, n, most[0]) + 0;	/* -0 + 0 = 0 */
 		for (int64_t i = 0; lines > 1 && i < n; i++)
 			routines->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
 	}
@@ -10915,11 +10926,11 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 
 typedef struct {
 	const mpt__launch *launch;
-	mpt__cpu_view view[4]; /* a, b, bias, out */
+	mpt__cpu_view view[4];	/* a, b, bias, out */
 	mpt__real alpha;
 	int64_t m, n, k, tiles_m, tiles_n;
-	int64_t row_stride[4];    /* between neighbours in a row */
-	mpt__unary_fn activation; /* NULL: none */
+	int64_t row_stride[4];		/* between neighbours in a row */
+	mpt__unary_fn activation;	/* NULL: none */
 } mpt__cpu_gemm_work;
 
 /* Rounds values of one dtype to another, the compute dtype. */
@@ -11030,11 +11041,11 @@ static void mpt__cpu_gemm(const mpt__cpu_call *call) {
 typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_view x, target, weight, divisor, gradient, log_sum, out;
-	int64_t x_stride[2], out_stride[2], log_sum_stride[2]; /* log_sum: maximum, and the rest */
+	int64_t x_stride[2], out_stride[2], log_sum_stride[2];	/* log_sum: maximum, and the rest */
 	int64_t target_stride, weight_stride, gradient_stride;
 	int64_t rows, classes;
 	mpt__real smoothing, weight_sum;
-	mpt__real *row_loss, *row_weight; /* [rows] */
+	mpt__real *row_loss, *row_weight;	/* [rows] */
 	bool from_logits;
 } mpt__cpu_loss_work;
 
@@ -11118,14 +11129,14 @@ static void mpt__cpu_loss_row(
 	w->row_weight[row] = weight;
 }
 
-static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_loss_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_loss_work, w);
 	int64_t rows = mpt__cpu_chunk_rows(w->classes), row = chunk * rows;
 	int64_t end = mpt__cpu_min(row + rows, w->rows);
 	mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
 	mpt__cpu_lines nowhere;
 	memset(&nowhere, 0, sizeof nowhere);
-	most[0] = sum[0] = 0; /* of log-probabilities */
+	most[0] = sum[0] = 0;	/* of log-probabilities */
 	for (int64_t lines; row < end; row += lines) {
 		lines = w->from_logits ? mpt__cpu_side_by_side(w->classes, end - row) : 1;
 		if (w->from_logits) {
@@ -11166,7 +11177,7 @@ static void mpt__cpu_loss(const mpt__cpu_call *call, bool from_logits) {
 	w.weight_stride = mpt__cpu_loss_operand(call, 2, &w.weight, NULL);
 	int64_t out_stride = mpt__cpu_loss_operand(call, 3, &w.out, NULL);
 	w.row_loss = (mpt__real *)call->workspace;
-	w.row_weight = w.rows > 0 ? w.row_loss + w.rows : NULL; /* no rows: no workspace */
+	w.row_weight = w.rows > 0 ? w.row_loss + w.rows : NULL;	/* no rows: no workspace */
 	w.from_logits = from_logits;
 	if (from_logits) {
 		mpt__cpu_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
@@ -11279,7 +11290,7 @@ static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_lo
 	}
 }
 
-static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_loss_backward_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_loss_work, w);
 	int64_t step = mpt__cpu_chunk_rows(w->classes), end = mpt__cpu_min((chunk + 1) * step, w->rows);
 	mpt__cpu_loss_rows rows;
@@ -11405,13 +11416,13 @@ static const struct {
 typedef struct {
 	const mpt__cpu_call *call;
 	mpt__cpu_walk walk[6];
-	int by, out; /* the operand that is written */
+	int by, out;	/* the operand that is written */
 	bool sums, present[6];
-	mpt__real one, g;   /* g: dloss over the divisor, where it is one number */
-	mpt__real *partial; /* sums of the chunks */
+	mpt__real one, g;	/* g: dloss over the divisor, where it is one number */
+	mpt__real *partial;	/* sums of the chunks */
 } mpt__cpu_pair_work;
 
-static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_pair_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_pair_work, w);
 	const mpt__launch *launch = w->call->launch;
 	const mpt__routines *routines = w->call->routines;
@@ -11577,7 +11588,7 @@ static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
 
 typedef struct {
 	mpt__cpu_view view[MPT__CELL_OPERANDS];
-	int64_t step[MPT__CELL_OPERANDS]; /* between rows */
+	int64_t step[MPT__CELL_OPERANDS];	/* between rows */
 	int64_t hidden, now;
 	const mpt__routines *routines;
 	int cell, gates;
@@ -11772,10 +11783,10 @@ static void mpt__cpu_norm_begin(const mpt__cpu_call *call) {
 typedef struct mpt__cpu_gradient_work {
 	mpt__cpu_view gradients;
 	mpt__real multiplier, limit;
-	bool norm; /* is wanted, or a product may overflow where the element does not */
+	bool norm;	/* is wanted, or a product may overflow where the element does not */
 	mpt__norm kind;
 	const int64_t *segment;
-	double *part; /* of the segment's first chunk */
+	double *part;	/* of the segment's first chunk */
 } mpt__cpu_gradient_work;
 
 /* The sum, or the maximum, of magnitudes. */
@@ -11797,7 +11808,7 @@ static double mpt__cpu_join_norms(double a, double b, mpt__norm kind) {
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
-static void mpt__cpu_norm_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_norm_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
 	const mpt__routines *routines = w->gradients.routines;
 	int64_t begin = chunk * MPT__CHUNK;
@@ -11854,7 +11865,7 @@ static int64_t mpt__cpu_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn ch
 	w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
 	for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
 		w.segment = mpt__cpu_segment(call, 1, s);
-		w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
+		w.part = parts != NULL ? parts + chunks : NULL;	/* a norm alone needs them */
 		int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__cpu_chunks(count, MPT__CHUNK);
 		mpt__parallel(call->pool, n, mpt__cpu_cost(call, count, 2.0), chunk_fn, &w);
 		chunks += n;
@@ -11868,7 +11879,7 @@ static void mpt__cpu_grad_norm(const mpt__cpu_call *call) {
 	mpt__cpu_norm_finish(call, (double *)call->workspace, chunks);
 }
 
-static void mpt__cpu_grad_scale_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_grad_scale_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
 	const mpt__unary_fn *unary = w->gradients.routines->unary;
 	int64_t begin = chunk * MPT__CHUNK;
@@ -11893,19 +11904,19 @@ static void mpt__cpu_grad_scale(const mpt__cpu_call *call) {
 /* One segment of one update. */
 struct mpt__cpu_update {
 	mpt__cpu_view param, master, gradient;
-	mpt__cpu_view moment[3]; /* absent where there are none */
+	mpt__cpu_view moment[3];	/* absent where there are none */
 	const int64_t *segment;
-	int64_t step; /* updates before this one */
+	int64_t step;	/* updates before this one */
 	mpt__real multiplier;
 	mpt__law law;
 	mpt__pace pace;
-	bool stochastic;  /* rounding of param, */
-	mpt__rng_key key; /* by this sequence, */
-	int64_t before;   /* from this word on */
+	bool stochastic;	/* rounding of param, */
+	mpt__rng_key key;	/* by this sequence, */
+	int64_t before;		/* from this word on */
 	mpt__update_fn update;
 #ifndef MPTRAIN_NO_FRUGAL
-	const int32_t *books; /* NULL: moments are no bytes */
-	bool coded;           /* those of the segment are codes */
+	const int32_t *books;	/* NULL: moments are no bytes */
+	bool coded;				/* those of the segment are codes */
 #endif
 };
 
@@ -12024,7 +12035,7 @@ static void mpt__cpu_put_moment(
 }
 #endif
 
-static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_update_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_update *w = (const mpt__cpu_update *)work;
 	int64_t begin = chunk * MPT__CHUNK;
 	int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
@@ -12100,7 +12111,7 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update
 	w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
 #ifndef MPTRAIN_NO_FRUGAL
 	if (launch->n_operands > 9) w->books = (const int32_t *)call->data[9];
-	for (int k = 0; k < 3 && w->books; k++) w->moment[k].dtype = MPT_F32; /* or codes */
+	for (int k = 0; k < 3 && w->books; k++) w->moment[k].dtype = MPT_F32;	/* or codes */
 #endif
 	for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
 		w->segment = mpt__cpu_segment(call, 4, s);
@@ -12139,10 +12150,10 @@ static void mpt__cpu_moments(const mpt__cpu_call *call) {
 typedef struct mpt__cpu_average_work {
 	mpt__cpu_view average, value;
 	int64_t count;
-	mpt__real weight; /* of the new value; 1: it is copied */
+	mpt__real weight;	/* of the new value; 1: it is copied */
 } mpt__cpu_average_work;
 
-static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_average_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_average_work *w = (const mpt__cpu_average_work *)work;
 	const mpt__routines *routines = w->average.routines;
 	int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
@@ -12371,7 +12382,7 @@ static MPT__INLINE void mpt__ref_line(char *to, const char *from, int64_t bytes,
 /* By a function as that one, for 64 bytes. */
 static MPT__FORCE_INLINE void mpt__rows_each(
 	const mpt__rows *rows, bool adds, void line(char *, const char *, int64_t, bool)) {
-	const mpt__rows r = *rows; /* which no store can change */
+	const mpt__rows r = *rows;	/* which no store can change */
 	const int64_t *at = r.ids + r.begin * r.id_step;
 	char *row = r.rows + r.begin * r.row_step;
 	for (int64_t j = r.begin, i = 0; j < r.end; j++, i = 0, at += r.id_step, row += r.row_step) {
@@ -12461,11 +12472,11 @@ typedef struct mpt__gemm_side {
    of the pixel first + stride (y, x) + apart (ty, tx), zeros where there is none. Pairs: along
    lines and along pixels. */
 typedef struct mpt__gemm_image {
-	int64_t image, step[2]; /* elements from image to image, line to line, pixel to pixel */
-	int64_t size[2];        /* lines and pixels of an image */
+	int64_t image, step[2];	/* elements from image to image, line to line, pixel to pixel */
+	int64_t size[2];		/* lines and pixels of an image */
 	int64_t grid[2], stride[2], first[2];
 	int64_t taps[2], apart[2], channels;
-	bool along_k; /* rows run along K, else columns do */
+	bool along_k;	/* rows run along K, else columns do */
 } mpt__gemm_image;
 
 static MPT__UNUSED const char *mpt__gemm_at(const mpt__gemm_side *s, int64_t outer, int64_t inner) {
@@ -12543,14 +12554,14 @@ typedef struct mpt__gemm_level mpt__gemm_level;
 typedef struct mpt__gemm {
 	const mpt__gemm_level *level;
 	int64_t m, n, k;
-	mpt__gemm_side a, b, bias; /* bias.data NULL: none */
+	mpt__gemm_side a, b, bias;	/* bias.data NULL: none */
 	/* NULL: a matrix where it lies. Rows of C go to the pixels of an image, its one tap. */
 	const mpt__gemm_image *a_image, *b_image, *c_image;
 	char *c;
 	int c_dtype, activation;
-	bool accumulate; /* the activation follows */
-	bool fast;       /* fp32 may be multiplied in parts, see mpt_benchmark */
-	int64_t onto;    /* bytes from C to what the sums are added to then; lies as C does */
+	bool accumulate;	/* the activation follows */
+	bool fast;			/* fp32 may be multiplied in parts, see mpt_benchmark */
+	int64_t onto;		/* bytes from C to what the sums are added to then; lies as C does */
 	float alpha;
 	int64_t c_row, c_column;
 	/* Batch dimensions, the last one fastest; strides of a, b, bias, c. */
@@ -12576,12 +12587,12 @@ typedef void mpt__gemm_tile(MPT__TILE_TAKES);
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
-	int rows, columns; /* of the micro-kernel's tile */
-	int direct_rows;   /* of the direct one's; its columns are the same */
-	int element, unit; /* bytes of an element in a panel; panels hold a multiple of `unit` k */
-	int depth;         /* the most K of one pass over a tile; measured */
-	int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
-	int rate;          /* products per ns of one core, about: where threads pay */
+	int rows, columns;	/* of the micro-kernel's tile */
+	int direct_rows;	/* of the direct one's; its columns are the same */
+	int element, unit;	/* bytes of an element in a panel; panels hold a multiple of `unit` k */
+	int depth;			/* the most K of one pass over a tile; measured */
+	int chunk_rows;		/* of C, that a thread computes in one go; a multiple of rows */
+	int rate;			/* products per ns of one core, about: where threads pay */
 	/* From panels of A and B, whose elements are floats or pairs of bf16; outer and inner are those
 	   from row to row and from k to k. With in_place A may lie where it is, if it has as many rows
 	   as the tile. At every step the line at a[1].data is fetched, which moves on by a[1].inner
@@ -12611,9 +12622,9 @@ struct mpt__gemm_level {
 	void (*bracket)(bool begin);
 	/* The level for a product: this or a variant, NULL: none, the lower kernels. NULL: this. */
 	const mpt__gemm_level *(*choose)(const mpt__gemm *g);
-	bool refuses; /* pack may return false */
+	bool refuses;	/* pack may return false */
 	bool in_place;
-	int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
+	int middle;	/* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
 #ifndef MPT__HAS_NORMS
@@ -12622,8 +12633,8 @@ struct mpt__gemm_level {
 #define MPT__GEMM_CONV_OF(function) function
 #endif
 
-#define MPT__GEMM_SLACK 64      /* bytes */
-#define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
+#define MPT__GEMM_SLACK 64		/* bytes */
+#define MPT__GEMM_MAX_TILE 1024	/* floats of the largest tile, 32 x 32 */
 
 /* The dtype that the values of a side have when they get here. */
 static MPT__UNUSED int mpt__gemm_dtype(const mpt__gemm_side *side) {
@@ -13062,9 +13073,12 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 
 #ifndef MPTRAIN_NO_FRUGAL
 /* Numbers of a table, which has eight of them twice. */
-MPT__OP v_f v_pick(const float *table, v_i at) {
-	return _mm256_permutevar8x32_ps(v_load(table), at);
-}
+typedef v_f v_t;
+MPT__OP v_t v_table(const float *p) { return v_load(p); }
+MPT__OP v_f v_pick(v_t table, v_i at) { return _mm256_permutevar8x32_ps(table, at); }
+MPT__OP v_i v_imax(v_i a, v_i b) { return _mm256_max_epi32(a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) { return v_iadd(a, v_iand(m, b)); }
+MPT__OP bool v_some(v_m m) { return _mm256_movemask_epi8(m) != 0; }
 #endif
 
 /* ==== Words: 16 elements of 16 bits ==== */
@@ -13163,7 +13177,7 @@ MPT__AVX2 bool mpt__avx2_stream(
 	return true;
 }
 
-#ifdef MPTRAIN_EMULATE_AMX /* what later instructions do, by those of this level, for tests */
+#ifdef MPTRAIN_EMULATE_AMX	/* what later instructions do, by those of this level, for tests */
 #define MPT__EMULATOR(name) mpt__avx2_##name
 #define MPT__EMULATOR_FN MPT__AVX2
 #endif
@@ -13190,7 +13204,7 @@ MPT__AVX2 bool mpt__avx2_stream(
 typedef __m512 mpt__v16_f;
 typedef __m512i mpt__v16_i;
 typedef __mmask16 mpt__v16_m;
-#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
+#define MPT__V16_ALL ((__mmask16)0xffff)	/* without a mask, gcc warns about its own header */
 
 MPT__ARITHMETIC(MPT__OP, mpt__v16, _mm512_, _ps)
 MPT__OP v_f v_set(float a) { return _mm512_set1_ps(a); }
@@ -13424,7 +13438,7 @@ MPT__OP void v_ustore(uint32_t *p, v_u a, v_u b, v_u c, v_u d) {
 }
 
 MPT__OP v_f v_gemm_quads(const char *p, int64_t row, int64_t lines) {
-	v_f v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
+	v_f v = _mm512_setzero_ps();	/* inserts from memory leave the port of shuffles alone */
 	if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
 	if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
 	if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
@@ -13449,9 +13463,14 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 }
 
 #ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
-	return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, v_load(table));
+typedef v_f v_t;
+MPT__OP v_t v_table(const float *p) { return v_load(p); }
+MPT__OP v_f v_pick(v_t table, v_i at) {
+	return _mm512_maskz_permutexvar_ps(MPT__V16_ALL, at, table);
 }
+MPT__OP v_i v_imax(v_i a, v_i b) { return _mm512_maskz_max_epi32(MPT__V16_ALL, a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) { return _mm512_mask_add_epi32(a, m, a, b); }
+MPT__OP bool v_some(v_m m) { return m != 0; }
 #endif
 
 /* ==== Kernels of its own ==== */
@@ -13712,11 +13731,18 @@ MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
 /* ==== Words: tables ==== */
 
 #ifndef MPTRAIN_NO_FRUGAL
-MPT__OP v_f v_pick(const float *table, v_i at) {
+typedef const float *v_t;
+MPT__OP v_t v_table(const float *p) { return p; }
+MPT__OP v_f v_pick(v_t table, v_i at) {
 	const float words[4] = {table[vgetq_lane_s32(at, 0) & 7], table[vgetq_lane_s32(at, 1) & 7],
 		table[vgetq_lane_s32(at, 2) & 7], table[vgetq_lane_s32(at, 3) & 7]};
 	return vld1q_f32(words);
 }
+MPT__OP v_i v_imax(v_i a, v_i b) { return vmaxq_s32(a, b); }
+MPT__OP v_i v_iadd_if(v_m m, v_i a, v_i b) {
+	return v_iadd(a, v_iand(vreinterpretq_s32_u32(m), b));
+}
+MPT__OP bool v_some(v_m m) { return vmaxvq_u32(m) != 0; }
 #endif
 
 /* ==== Words: 8 elements of 16 bits ==== */
@@ -13806,7 +13832,7 @@ MPT__OP v_halves v_halves_high(v_halves a, v_halves b) { return vzip2q_u16(a, b)
 
 #define MPT__BF16X2_ROWS 14
 #define MPT__BF16X2_MIDDLE 8
-#define MPT__BF16X2_K 64 /* that are converted at a time where K is contiguous */
+#define MPT__BF16X2_K 64	/* that are converted at a time where K is contiguous */
 
 /* ==== Panels ==== */
 
@@ -14150,7 +14176,7 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 #define MPT__AMX_TILE 1024
 #define MPT__AMX_WIDTH 32
 #define MPT__AMX_K 32
-#define MPT__AMX_HUGE 0x5e800000u /* 2^62; products of what is smaller are finite */
+#define MPT__AMX_HUGE 0x5e800000u	/* 2^62; products of what is smaller are finite */
 
 /* Whether two parts of a side are rounded. */
 #define MPT__AMX_ROUNDED(dtype, round) ((dtype) == MPT_F32 && (round) == 0)
@@ -14212,7 +14238,7 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
 	const int bytes = dtype == MPT_F32 ? 4 : 2;
 	const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
 	const bool whole = count >= 16 && n >= MPT__AMX_K;
-	const int64_t apart = along_k || parts == 2 ? 16 : 1; /* k from p to q */
+	const int64_t apart = along_k || parts == 2 ? 16 : 1;	/* k from p to q */
 	const int64_t step = (along_k ? outer : apart == 1 ? 2 * inner : inner) * bytes;
 	const int64_t second = apart * inner * bytes, part = transposed ? MPT__AMX_TILE : gap;
 	char *rows = transposed ? staged : to;
@@ -14483,7 +14509,7 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
  * ---- */
 
 #if defined(MPT__HAS_NEON)
-#if defined(__clang__) && __clang_major__ >= 13 /* Apple counts its own */
+#if defined(__clang__) && __clang_major__ >= 13	/* Apple counts its own */
 #define MPT__HAS_BF16X4 1
 #define MPT__BF16X4 MPT__TARGET("bf16")
 #elif !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10
@@ -14817,7 +14843,12 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_dot2
 #undef v_word
 #undef v_store_pair
+#undef v_t
+#undef v_table
 #undef v_pick
+#undef v_imax
+#undef v_iadd_if
+#undef v_some
 
 #endif
 /* ----
@@ -14876,41 +14907,41 @@ static void mpt__gemm_finish(MPT__FINISH_TAKES) {
 
 /* ==== The packed road ==== */
 
-#define MPT__GEMM_BLOCK_M 2016 /* rows of C under way at a time: multiples of 14 and 6 */
+#define MPT__GEMM_BLOCK_M 2016	/* rows of C under way at a time: multiples of 14 and 6 */
 #define MPT__GEMM_BLOCK_N 2048
-#define MPT__GEMM_PACKED (4 << 20) /* bytes of both packed operands, about: they stay in cache */
-#define MPT__GEMM_FAR (1 << 17)   /* elements of C from which on it lies too far to be waited for */
-#define MPT__GEMM_AHEAD (1 << 20) /* bytes of an operand that no L2 holds, about */
-#define MPT__GEMM_SHALLOW 32      /* K up to which C costs more than both operands; measured */
-#define MPT__GEMM_CHUNK_COST 8192 /* ns of one core, about */
-#define MPT__GEMM_GATHERED 16384  /* bytes of an image that are packed at a time */
+#define MPT__GEMM_PACKED (4 << 20)	/* bytes of both packed operands, about: they stay in cache */
+#define MPT__GEMM_FAR (1 << 17)		/* elements of C from which on it lies too far to be waited for */
+#define MPT__GEMM_AHEAD (1 << 20)	/* bytes of an operand that no L2 holds, about */
+#define MPT__GEMM_SHALLOW 32		/* K up to which C costs more than both operands; measured */
+#define MPT__GEMM_CHUNK_COST 8192	/* ns of one core, about */
+#define MPT__GEMM_GATHERED 16384	/* bytes of an image that are packed at a time */
 
 /* Where the sums of products live until all of K has been seen. */
 typedef enum {
-	MPT__GEMM_IN_C,     /* C is fp32, contiguous along N, and takes the plain sums */
-	MPT__GEMM_FINISH,   /* the same, but each tile is finished in place after the last K block */
-	MPT__GEMM_ON_STACK, /* one K block: in a tile that is finished at once */
+	MPT__GEMM_IN_C,		/* C is fp32, contiguous along N, and takes the plain sums */
+	MPT__GEMM_FINISH,	/* the same, but each tile is finished in place after the last K block */
+	MPT__GEMM_ON_STACK,	/* one K block: in a tile that is finished at once */
 	MPT__GEMM_IN_PARTIAL
 } mpt__gemm_home;
 
 typedef struct {
-	int64_t m, n;             /* of a block of C */
-	int64_t depth;            /* of a K block */
-	int64_t pass;             /* K packed at a time: some K blocks */
-	int64_t a_panel, b_panel; /* bytes of a panel of A or B over a K block */
-	int64_t a, b, partial;    /* bytes of workspace */
+	int64_t m, n;				/* of a block of C */
+	int64_t depth;				/* of a K block */
+	int64_t pass;				/* K packed at a time: some K blocks */
+	int64_t a_panel, b_panel;	/* bytes of a panel of A or B over a K block */
+	int64_t a, b, partial;		/* bytes of workspace */
 	mpt__gemm_home home;
 	/* One chunk has all columns or rows of C: threads pack panels of A, or of B, when needed. */
 	bool own_a, own_b;
-	bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
-	bool a_in_place; /* so are whole tiles of rows of A */
-	bool halves;     /* of ON_STACK: whole tiles, or such of `middle` rows, are stored as bf16 */
+	bool b_in_place;	/* of own_b: rows of B that are as wide as a panel are read where they lie */
+	bool a_in_place;	/* so are whole tiles of rows of A */
+	bool halves;		/* of ON_STACK: whole tiles, or such of `middle` rows, are stored as bf16 */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
 typedef struct {
-	int32_t refused; /* 1 once the level has refused a value: nothing more is computed */
-	bool dry;        /* only see whether it does */
+	int32_t refused;	/* 1 once the level has refused a value: nothing more is computed */
+	bool dry;			/* only see whether it does */
 } mpt__gemm_watch;
 
 static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth, int64_t width) {
@@ -14919,7 +14950,7 @@ static int64_t mpt__gemm_panel_bytes(const mpt__gemm_level *level, int64_t depth
 }
 
 static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
-	return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
+	return size <= width ? size > 0 : (size + width - 1) / width;	/* few spare the division */
 }
 
 /* Whether sums are chains over all of K, as in the reference: such a level has but one road, and
@@ -14928,7 +14959,7 @@ static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
 	return (void)level, false;
 #else
-	return !level->direct && level->unit == 1; /* tiles have units of 2 */
+	return !level->direct && level->unit == 1;	/* tiles have units of 2 */
 #endif
 }
 
@@ -14992,12 +15023,12 @@ typedef struct {
 	const mpt__gemm *g;
 	mpt__gemm_watch *watch;
 	mpt__gemm_layout lay;
-	int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
+	int64_t i, j, k, m, n, depth;	/* the block, and the K of this pass */
 	int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
-	int64_t a_rows; /* panels of A from a lower row on are read where they lie */
-	int64_t even;   /* where the last panel of A would begin if it did not share; or -1 */
+	int64_t a_rows;	/* panels of A from a lower row on are read where they lie */
+	int64_t even;	/* where the last panel of A would begin if it did not share; or -1 */
 	int64_t chunk_m, chunk_n;
-	bool by_rows; /* chunks have all columns, and run along the rows of C */
+	bool by_rows;	/* chunks have all columns, and run along the rows of C */
 	char *a, *b;
 	float *partial;
 } mpt__gemm_pass;
@@ -15023,10 +15054,10 @@ static MPT__NOINLINE bool mpt__gemm_pack_image(const mpt__gemm_level *level, cha
 	int64_t k, int64_t depth) {
 	MPT__ALIGN(64) char gathered[MPT__GEMM_GATHERED];
 	const int64_t width = b ? level->columns : level->rows;
-	const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32; /* k, in fp32 */
+	const int64_t most = MPT__GEMM_GATHERED / 4 / width / 32 * 32;	/* k, in fp32 */
 	bool good = true;
 	if (image->along_k && b && level->unit == 1 && count == width && side->dtype == MPT_F32 &&
-		side->round == 0) { /* it is a panel */
+		side->round == 0) {	/* it is a panel */
 		mpt__gemm_gather(panel, image, side->data, 4, k, depth, outer, count);
 		return true;
 	}
@@ -15055,7 +15086,7 @@ static void mpt__gemm_pack(
 	if (!good) mpt__atomic_store32(&p->watch->refused, 1);
 }
 
-static void mpt__gemm_pack_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_pack_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__gemm_pass, p);
 	int64_t panels = p->a_shared + p->b_shared, block = chunk / panels, panel = chunk % panels;
 	bool b = panel >= p->a_shared;
@@ -15076,15 +15107,15 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 /* What the tiles of a thread share. Sums are finished behind the next tile: the two overlap. */
 typedef struct {
 	MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
-	float bias[64]; /* of halves: of the columns from bias_at on, converted */
+	float bias[64];	/* of halves: of the columns from bias_at on, converted */
 	int64_t bias_at;
-	int turn;         /* the tile to be used next */
-	const float *sum; /* NULL: none wait */
+	int turn;			/* the tile to be used next */
+	const float *sum;	/* NULL: none wait */
 	int64_t ld, i, j, rows, columns;
-	mpt__gemm_side a[2], b[2]; /* for the level's tile */
-	int64_t k, depth;          /* the K block */
+	mpt__gemm_side a[2], b[2];	/* for the level's tile */
+	int64_t k, depth;			/* the K block */
 	int how;
-	bool last, far_away; /* of K; of C */
+	bool last, far_away;	/* of K; of C */
 	/* Lines of memory of the panel packed next, `step` bytes from k to k, which tiles fetch: each
 	   one line in `unit` k. */
 	const char *next;
@@ -15210,7 +15241,7 @@ static void mpt__gemm_look_ahead(
 }
 
 /* The bracket of thread 0, the caller, stands around the whole product. */
-static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_compute_chunk(MPT__CHUNK_TAKES) {
 	const mpt__gemm_pass *p = (const mpt__gemm_pass *)work;
 	const mpt__gemm_level *level = p->g->level;
 	const bool own = p->lay.own_a || p->lay.own_b, by_b = !p->by_rows;
@@ -15320,22 +15351,22 @@ static void mpt__gemm_packed(
 
 /* ==== The direct road ==== */
 
-#define MPT__GEMM_DIRECT_DEPTH 4096 /* the most K of one pass */
-#define MPT__GEMM_DIRECT_PAIRS 8192 /* the most products where a level has pairs of bf16 */
+#define MPT__GEMM_DIRECT_DEPTH 4096	/* the most K of one pass */
+#define MPT__GEMM_DIRECT_PAIRS 8192	/* the most products where a level has pairs of bf16 */
 #ifdef MPT__HAS_BF16X4
-#define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
+#define MPT__GEMM_DIRECT_WIDTH 2	/* the most columns then */
 #else
 #define MPT__GEMM_DIRECT_WIDTH 10
 #endif
-#define MPT__GEMM_DIRECT_FLOATS 32768 /* of a converted chunk, which stays in L2 */
+#define MPT__GEMM_DIRECT_FLOATS 32768	/* of a converted chunk, which stays in L2 */
 
 typedef struct {
 	const mpt__gemm *g;
-	bool dots, by_rows;  /* which kernel; which side is chunked: A by rows or B by columns */
-	bool in_place;       /* the kernel converts what it loads of that side, as it loads it once */
-	int64_t chunk;       /* rows or columns of a chunk */
-	mpt__gemm_side a, b; /* the side that is not chunked, converted where that is needed */
-	float *copies;       /* one chunk per thread */
+	bool dots, by_rows;		/* which kernel; which side is chunked: A by rows or B by columns */
+	bool in_place;			/* the kernel converts what it loads of that side, as it loads it once */
+	int64_t chunk;			/* rows or columns of a chunk */
+	mpt__gemm_side a, b;	/* the side that is not chunked, converted where that is needed */
+	float *copies;			/* one chunk per thread */
 	int64_t copy_floats;
 } mpt__gemm_direct;
 
@@ -15367,7 +15398,7 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
 	bool along_k = side->outer != 1;
 	int64_t lines = along_k ? count : g->k, length = along_k ? g->k : count;
 	int64_t step = along_k ? side->inner : side->outer;
-	if (step == 1 && (along_k ? side->outer : side->inner) == length) { /* all in one piece */
+	if (step == 1 && (along_k ? side->outer : side->inner) == length) {	/* all in one piece */
 		length *= lines;
 		lines = 1;
 	}
@@ -15416,7 +15447,7 @@ static void mpt__gemm_direct_sums(const mpt__gemm_level *level, bool dots, int64
 	}
 }
 
-static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_direct_chunk(MPT__CHUNK_TAKES) {
 	const mpt__gemm_direct *d = (const mpt__gemm_direct *)work;
 	const mpt__gemm *g = d->g;
 	float *copy = d->copies + thread * d->copy_floats, tile[MPT__GEMM_MAX_TILE];
@@ -15461,7 +15492,7 @@ static int64_t mpt__gemm_direct_plan(
 	d->in_place = dots ? other <= 4 : !d->by_rows;
 	int64_t size = d->by_rows ? g->m : g->n, macs = g->level->rate * (int64_t)MPT__GEMM_CHUNK_COST;
 	const bool copies = mpt__gemm_needs_copy(d->by_rows ? &g->a : &g->b, d->in_place);
-	d->chunk = size; /* of a small product, without divisions */
+	d->chunk = size;	/* of a small product, without divisions */
 	if (size * other * k > macs || (copies && size * k > MPT__GEMM_DIRECT_FLOATS)) {
 		int64_t most = threads > 1 ? size / (2 * threads) + 1 : size;
 		if (copies) most = MPT__GEMM_DIRECT_FLOATS / k + 1;
@@ -15559,7 +15590,7 @@ static bool mpt__gemm_read(
 		return true;
 	}
 	mpt__gemm_fold_batch(g);
-	if (g->c_column != 1 && g->c_row == 1) { /* C^T = B^T A^T */
+	if (g->c_column != 1 && g->c_row == 1) {	/* C^T = B^T A^T */
 		mpt__gemm_side side = g->a;
 		int64_t size = g->m, stride = g->bias.outer;
 		g->a = g->b, g->b = side;
@@ -15611,11 +15642,11 @@ typedef struct {
 	const mpt__gemm *g;
 	mpt__pool *pool;
 	char *workspace;
-	int64_t bytes; /* of workspace per thread */
+	int64_t bytes;	/* of workspace per thread */
 	mpt__gemm_watch *watch;
 } mpt__gemm_batch;
 
-static void mpt__gemm_batch_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__gemm_batch_chunk(MPT__CHUNK_TAKES) {
 	const mpt__gemm_batch *batch = (const mpt__gemm_batch *)work;
 	mpt__gemm g = *batch->g;
 	for (int i = g.batch_rank - 1; i >= 0; i--) {
@@ -15673,7 +15704,7 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
 	mpt__gemm g;
 	mpt__gemm_watch watch = {0, false};
 	mpt__gemm_batch batch;
-	char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+	char nothing[1] = {0};	/* where products need none: offsets of 0 count from somewhere */
 	const bool flushes = !mpt__gemm_chains(level);
 	mpt__kernel_flushes(flushes);
 	if (mpt__gemm_tiny(level, call->launch, call->data)) {
@@ -15727,17 +15758,17 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
 
 #if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RECURRENT)
 
-#define MPT__SEQUENCE_TILES 4 /* of sequences that a thread goes through at a time */
+#define MPT__SEQUENCE_TILES 4	/* of sequences that a thread goes through at a time */
 
 typedef struct {
 	mpt__cpu_cells cells;
 	const mpt__gemm_level *level;
-	mpt__gemm_side weight;                          /* as B */
-	int64_t time[MPT__MAX_OPERANDS];                /* elements from step to step */
-	int64_t batch, steps, n, k, block, tile, chunk; /* block: of k; tile, chunk: of sequences */
-	int64_t a_panel, b_panel, sums, room;           /* bytes; room: of a thread */
+	mpt__gemm_side weight;							/* as B */
+	int64_t time[MPT__MAX_OPERANDS];				/* elements from step to step */
+	int64_t batch, steps, n, k, block, tile, chunk;	/* block: of k; tile, chunk: of sequences */
+	int64_t a_panel, b_panel, sums, room;			/* bytes; room: of a thread */
 	char *panels, *rooms;
-	bool reverse, last; /* last: the slope by the first state is asked for, too */
+	bool reverse, last;	/* last: the slope by the first state is asked for, too */
 } mpt__cpu_sequences;
 
 /* The level of its products, NULL: none, go step by step. */
@@ -15921,7 +15952,7 @@ static void mpt__sequences_backward(
 	}
 }
 
-static void mpt__sequences_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__sequences_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_sequences *s = (const mpt__cpu_sequences *)work;
 	const int64_t row = chunk * s->chunk, rows = mpt__smaller_of(s->chunk, s->batch - row);
 	if (s->level->bracket) s->level->bracket(true);
@@ -15996,9 +16027,9 @@ static void mpt__cpu_add_sequences(mpt__cpu *cpu, const mpt__gemm_level *level) 
 
 typedef struct {
 	const mpt__launch *launch;
-	int64_t n, x[3], y[3]; /* images; lines, pixels and channels of the two sides */
+	int64_t n, x[3], y[3];	/* images; lines, pixels and channels of the two sides */
 	int64_t kernel[2], stride[2], padding[2], dilation[2];
-	int64_t groups, in, out; /* channels of a group */
+	int64_t groups, in, out;	/* channels of a group */
 	int64_t phases[2];
 } mpt__conv;
 
@@ -16027,11 +16058,11 @@ static bool mpt__conv_is_depthwise(const mpt__conv *c) { return c->in == 1 && c-
 typedef struct {
 	int64_t m, n, k;
 	mpt__gemm_side a, b, bias;
-	char *c, *more; /* more: what is added, lying as C does; NULL: nothing */
+	char *c, *more;	/* more: what is added, lying as C does; NULL: nothing */
 	int64_t c_row;
 	mpt__gemm_image image[3];
-	const mpt__gemm_image *a_image, *b_image, *c_image; /* NULL: a matrix where it lies */
-	int64_t kernel[2], kernel_step[2]; /* the kernel's element at tap 0; from tap to tap */
+	const mpt__gemm_image *a_image, *b_image, *c_image;	/* NULL: a matrix where it lies */
+	int64_t kernel[2], kernel_step[2];	/* the kernel's element at tap 0; from tap to tap */
 } mpt__conv_product;
 
 /* The matrix of an image of so many channels, of which a group has `channels`. */
@@ -16097,7 +16128,7 @@ static void mpt__conv_product_of(
 	const int64_t px = index % c->phases[1], py = index / c->phases[1] % c->phases[0];
 	const int64_t group = index / c->phases[1] / c->phases[0];
 	const int64_t in = group * c->in, out = group * c->out, taps = c->kernel[0] * c->kernel[1];
-	const int64_t depth = taps * c->in; /* of a row of weights */
+	const int64_t depth = taps * c->in;	/* of a row of weights */
 	mpt__gemm_image *image = p->image;
 	bool plain = true;
 	memset(image, 0, sizeof p->image);
@@ -16127,7 +16158,7 @@ static void mpt__conv_product_of(
 		int64_t from = out * depth;
 		if (p->k > 0) from += (p->kernel[0] * c->kernel[1] + p->kernel[1]) * c->in;
 		p->b = mpt__conv_side(c, data, 1, from, 1, depth);
-		p->b_image = &image[1]; /* rows: line of taps, tap, channel of dy; columns: channels of x */
+		p->b_image = &image[1];	/* rows: line of taps, tap, channel of dy; columns: channels of x */
 		image[1].image = p->kernel_step[0] * c->kernel[1] * c->in;
 		image[1].step[0] = p->kernel_step[1] * c->in, image[1].step[1] = depth;
 		image[1].size[0] = image[1].grid[0] = image[0].taps[1];
@@ -16166,7 +16197,7 @@ typedef struct {
 	const mpt__launch *launch;
 	mpt__conv_product product;
 	mpt__cpu_view out;
-	int64_t across; /* tiles */
+	int64_t across;	/* tiles */
 } mpt__ref_conv_work;
 
 /* n elements of a part, `step` apart, rounded. */
@@ -16181,7 +16212,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 	mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
 	mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N], more[MPT__GEMM_N];
 	const bool relu = w->launch->activation == MPT_ACTIVATION_RELU;
-	double gathered[MPT__GEMM_N]; /* of any dtype */
+	double gathered[MPT__GEMM_N];	/* of any dtype */
 	const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
 	const int64_t rows = mpt__cpu_min(MPT__GEMM_M, p->m - m0);
 	const int64_t columns = mpt__cpu_min(MPT__GEMM_N, p->n - n0);
@@ -16222,23 +16253,23 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
  * for the padding. */
 
 typedef struct {
-	const mpt__gemm_image *x;   /* what taps are of */
-	const mpt__gemm_side *side; /* where it lies */
+	const mpt__gemm_image *x;	/* what taps are of */
+	const mpt__gemm_side *side;	/* where it lies */
 	const mpt__routines *routines;
-	bool in_place, halves; /* halves: copied lines are bf16, else mpt__real */
-	int64_t pair;          /* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
-	int64_t wide, line;    /* elements and bytes of a copied line */
-	int64_t block, ring;   /* lines of the grid that go together; copied lines under way */
-	int64_t lines, chunk, chunks; /* lines of the grid: all, those of a chunk */
-	int64_t numel;                /* of all images */
+	bool in_place, halves;	/* halves: copied lines are bf16, else mpt__real */
+	int64_t pair;			/* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
+	int64_t wide, line;		/* elements and bytes of a copied line */
+	int64_t block, ring;	/* lines of the grid that go together; copied lines under way */
+	int64_t lines, chunk, chunks;	/* lines of the grid: all, those of a chunk */
+	int64_t numel;					/* of all images */
 } mpt__conv_lines;
 
-#define MPT__CONV_SLICES 16 /* chunks of a gradient of weights, each with sums of its own */
-#define MPT__CONV_SLICES_FLOATS (1 << 19) /* of all, or 4 slices: another core's are far away */
-#define MPT__CONV_COST 8192               /* ns of another chunk, about */
-#define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
-#define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
-#define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
+#define MPT__CONV_SLICES 16	/* chunks of a gradient of weights, each with sums of its own */
+#define MPT__CONV_SLICES_FLOATS (1 << 19)	/* of all, or 4 slices: another core's are far away */
+#define MPT__CONV_COST 8192					/* ns of another chunk, about */
+#define MPT__CONV_PIXELS 64	/* of lines that go together, about; of pairs of pixels so many */
+#define MPT__CONV_MORE 8	/* the most lines at a time, and sides of a product */
+#define MPT__CONV_PAST 48	/* elements that are written past a line of pairs */
 
 /* cost: ns of a line, about; unit: elements of a word, 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
@@ -16256,13 +16287,13 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
 	l->in_place = (l->halves ? side->dtype == MPT_BF16 && offset % 2 == 0 && !weights
 							 : mpt__cpu_is_real(side->dtype)) &&
 		side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
-	const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
+	const bool taps = x->taps[0] * x->taps[1] > 0;	/* some phases have none */
 	l->wide = taps ? pixels * x->channels : 0;
 	l->line = l->wide * (l->halves ? 2 : (int64_t)sizeof(mpt__real));
 	if (l->pair > 0) l->line = (l->wide + MPT__CONV_PAST) * 4;
 	l->block = MPT__CONV_PIXELS * (weights || unit < 1 ? unit : 1) / (x->grid[1] + 1) + 1;
 	l->block = mpt__cpu_min(mpt__cpu_min(l->block, MPT__CONV_MORE), x->grid[0]);
-	if (l->block < 1) l->block = 1; /* of a phase without pixels */
+	if (l->block < 1) l->block = 1;	/* of a phase without pixels */
 	l->ring = taps ? (l->block - 1) * x->stride[0] + (x->taps[0] - 1) * x->apart[0] + 1 : 0;
 	l->lines = c->n * x->grid[0];
 	l->numel = c->n * x->image;
@@ -16288,7 +16319,7 @@ static void mpt__conv_floats(const mpt__routines *routines, const mpt__gemm_side
 	view.data = NULL;
 	view.routines = routines;
 	view.dtype = (uint8_t)side->dtype;
-	memcpy(&view.data, &side->data, sizeof view.data); /* it is only read */
+	memcpy(&view.data, &side->data, sizeof view.data);	/* it is only read */
 	if (mpt__cpu_is_real(side->dtype) && side->round == 0) {
 		memcpy(to, mpt__cpu_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
 		return;
@@ -16381,7 +16412,7 @@ static const char *mpt__conv_line(
 
 /* ==== Depthwise ==== */
 
-#define MPT__DEPTH_TAPS 32 /* taps, or pixels of a gradient of weights, at a time */
+#define MPT__DEPTH_TAPS 32	/* taps, or pixels of a gradient of weights, at a time */
 
 /* Of a convolution of one group that has all channels. */
 typedef struct {
@@ -16390,8 +16421,8 @@ typedef struct {
 	mpt__conv_product product;
 	mpt__conv_lines lines;
 	mpt__cpu_view out;
-	int64_t shared, own; /* elements of the memory: of all threads, of each */
-	mpt__real *memory;   /* [taps + 1, channels], the last the bias, or the sums of each slice; and
+	int64_t shared, own;	/* elements of the memory: of all threads, of each */
+	mpt__real *memory;		/* [taps + 1, channels], the last the bias, or the sums of each slice; and
 							of each thread lines under way and one of the other side */
 } mpt__depthwise;
 
@@ -16442,7 +16473,7 @@ static void mpt__depth_line(
 				tap[p.depth++] =
 					mpt__depth_tap(l, ring, n, y, loaded) + t % g->taps[1] * g->apart[1] * channels;
 			} else if (p.depth > 0) {
-				break; /* the weights of taps lie one behind the other */
+				break;	/* the weights of taps lie one behind the other */
 			} else {
 				p.w += channels;
 			}
@@ -16488,7 +16519,7 @@ static void mpt__depth_weights(
 	}
 }
 
-static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__depth_chunk(MPT__CHUNK_TAKES) {
 	const mpt__depthwise *w = (const mpt__depthwise *)work;
 	const mpt__conv_lines *l = &w->lines;
 	const bool weights = w->conv.launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
@@ -16613,18 +16644,18 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
 
 #if !defined(MPTRAIN_NO_CONV) && defined(MPT__HAS_GEMM)
 
-#define MPT__PLANES_TILE 64    /* pixels of a strip that the widest level takes at a time */
-#define MPT__PLANES_IMAGES 16  /* the most images of a strip */
-#define MPT__PLANES_ROOM 49152 /* floats of the strips of a task, about: the second cache's */
-#define MPT__PLANES_SLICES 16  /* sums of their own that a gradient of weights has, at most */
+#define MPT__PLANES_TILE 64		/* pixels of a strip that the widest level takes at a time */
+#define MPT__PLANES_IMAGES 16	/* the most images of a strip */
+#define MPT__PLANES_ROOM 49152	/* floats of the strips of a task, about: the second cache's */
+#define MPT__PLANES_SLICES 16	/* sums of their own that a gradient of weights has, at most */
 
 typedef struct {
 	const mpt__cpu_call *call;
 	mpt__conv conv;
-	mpt__planes all;                     /* of the first task */
-	int64_t lines, images, bands, tasks; /* of a task; of an image; of a group of channels */
-	int64_t numel, slices, each;         /* elements of the weights; tasks of a slice */
-	int64_t shared, own;                 /* floats: of all threads, of each */
+	mpt__planes all;						/* of the first task */
+	int64_t lines, images, bands, tasks;	/* of a task; of an image; of a group of channels */
+	int64_t numel, slices, each;			/* elements of the weights; tasks of a slice */
+	int64_t shared, own;					/* floats: of all threads, of each */
 	float *memory;
 } mpt__planes_work;
 
@@ -16740,7 +16771,7 @@ static mpt__planes mpt__planes_task(
 	return p;
 }
 
-static void mpt__planes_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__planes_chunk(MPT__CHUNK_TAKES) {
 	const mpt__planes_work *w = (const mpt__planes_work *)work;
 	const int64_t groups = w->conv.groups, group = chunk % groups;
 	mpt__planes p = mpt__planes_task(w, chunk / groups, group, thread);
@@ -16841,26 +16872,26 @@ static bool mpt__conv_gemm(
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
  * nothing but weights is packed. */
 
-#define MPT__CONV_DEPTH 640           /* elements at a time: their weights come from L2; measured */
-#define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
-#define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
-#define MPT__CONV_IMAGES 32           /* of which a pixel is computed at a time */
-#define MPT__CONV_SMALL 64            /* pixels of an image that is; measured */
-#define MPT__CONV_COPIED (1 << 22)    /* the most elements of small images */
-#define MPT__CONV_TAPS 16             /* that go together then */
+#define MPT__CONV_DEPTH 640				/* elements at a time: their weights come from L2; measured */
+#define MPT__CONV_SLICE_FLOATS 163840	/* the most sums of a slice; measured */
+#define MPT__CONV_NEAR 4096				/* floats that stay in the nearest cache */
+#define MPT__CONV_IMAGES 32				/* of which a pixel is computed at a time */
+#define MPT__CONV_SMALL 64				/* pixels of an image that is; measured */
+#define MPT__CONV_COPIED (1 << 22)		/* the most elements of small images */
+#define MPT__CONV_TAPS 16				/* that go together then */
 
 /* Words are what products are made of: floats, or pairs of bf16. */
 typedef struct {
 	const mpt__gemm *g;
 	mpt__conv_lines lines;
 	bool in_c, weights;
-	int64_t run, taps;          /* elements of a line's taps; of them, so many are taken at once */
-	int64_t depth;              /* weights: elements of a line of dy */
-	int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
-	int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
-	int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
-	int64_t images; /* not line by line, but pixel by pixel of so many images, in whole tiles */
-	int64_t pixels; /* where x lies then, [size[0], size[1], images, run]; weights: in panels of run
+	int64_t run, taps;			/* elements of a line's taps; of them, so many are taken at once */
+	int64_t depth;				/* weights: elements of a line of dy */
+	int64_t panel, shared, own;	/* floats: of a panel of weights, of all of them, of a thread */
+	int64_t apart;				/* of those, behind all else: lines of sums, or of dy */
+	int64_t biases;	/* where, behind those, a line of sums that begins with them lies; 0: none */
+	int64_t images;	/* not line by line, but pixel by pixel of so many images, in whole tiles */
+	int64_t pixels;	/* where x lies then, [size[0], size[1], images, run]; weights: in panels of run
 					   floats each, `panel` for a pixel, and behind them, at `depth`, those of dy */
 	float *memory;
 } mpt__conv_rows;
@@ -16918,7 +16949,7 @@ static bool mpt__conv_rows_of(mpt__conv_rows *r, const mpt__gemm *g, const mpt__
 	if (r->weights ? g->m * g->n > MPT__CONV_SLICE_FLOATS || pixels < 4 * unit
 				   : pixels * 4 < whole * 3)
 		return false;
-	if (r->weights || pixels < whole) l->in_place = false; /* tiles are read whole */
+	if (r->weights || pixels < whole) l->in_place = false;	/* tiles are read whole */
 	r->run = x->taps[1] * x->channels / (r->weights ? 1 : unit);
 	r->depth = pixels / unit;
 	r->taps = !r->weights && unit > 1 && x->taps[1] == 3 && x->stride[1] == 1 &&
@@ -17061,7 +17092,7 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
 	const mpt__gemm *g = r->g;
 	const mpt__gemm_level *level = g->level;
 	const int64_t pixel = x->stride[1] * x->channels * level->unit;
-	const int64_t wide = level->unit > 1 ? level->columns : g->m; /* of the panels of dy */
+	const int64_t wide = level->unit > 1 ? level->columns : g->m;	/* of the panels of dy */
 	float *apart = (float *)(void *)ring + r->own - r->apart;
 	const char *dy[MPT__CONV_MORE];
 	int64_t y0;
@@ -17095,7 +17126,7 @@ static void mpt__conv_row_weights(const mpt__conv_rows *r, int64_t line, int64_t
 	}
 }
 
-static void mpt__conv_row_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_row_chunk(MPT__CHUNK_TAKES) {
 	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
 	const mpt__conv_lines *l = &r->lines;
 	const int64_t end = mpt__smaller_of((chunk + 1) * l->chunk, l->lines);
@@ -17211,7 +17242,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
 }
 
 /* Some columns of all pixels of some images. */
-static void mpt__conv_across_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_across_chunk(MPT__CHUNK_TAKES) {
 	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
 	const mpt__gemm_image *x = r->lines.x;
 	mpt__gemm g = *r->g;
@@ -17251,7 +17282,7 @@ static void mpt__conv_pixel_panels(void *work, int64_t pixel, int thread) {
 }
 
 /* The gradient of a tap for some channels of x. */
-static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_tap_chunk(MPT__CHUNK_TAKES) {
 	const mpt__conv_rows *r = (const mpt__conv_rows *)work;
 	const mpt__gemm_image *x = r->lines.x;
 	const mpt__gemm *g = r->g;
@@ -17311,8 +17342,8 @@ typedef struct {
 	mpt__pool *pool;
 	char *workspace;
 	const mpt__routines *routines;
-	int64_t products, bytes;    /* of workspace, for each thread where they take products whole */
-	bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
+	int64_t products, bytes;	/* of workspace, for each thread where they take products whole */
+	bool whole, refuses, blank;	/* blank: some pixels of C get zeros, and nothing else */
 	mpt__gemm_watch watch;
 } mpt__conv_work;
 
@@ -17359,7 +17390,7 @@ static void mpt__conv_blank_chunk(void *work, int64_t image, int thread) {
 	memset((char *)w->data[0] + (size_t)image * bytes, 0, bytes);
 }
 
-static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__conv_chunk(MPT__CHUNK_TAKES) {
 	mpt__conv_work *w = (mpt__conv_work *)work;
 	mpt__conv_product p;
 	mpt__gemm g;
@@ -17394,7 +17425,7 @@ static void mpt__conv_products(mpt__conv_work *w) {
 
 static void mpt__conv_run(const mpt__cpu_call *call) {
 	const mpt__gemm_level *level = call->kernel->level;
-	char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
+	char nothing[1] = {0};	/* where products need none: offsets of 0 count from somewhere */
 	mpt__conv_work w;
 	if (mpt__planes_takes(call->launch)) {
 		mpt__kernel_flushes(true);
@@ -17458,24 +17489,24 @@ typedef struct {
 	const mpt__launch *launch;
 	const mpt__routines *routines;
 	mpt__cpu_view view[MPT__MAX_OPERANDS];
-	int64_t size[4];        /* of x */
-	int part[MPT__PARTS];   /* operands; -1: none */
-	char *data[MPT__PARTS]; /* of parts, and bytes from one to the next; elements if not direct */
+	int64_t size[4];		/* of x */
+	int part[MPT__PARTS];	/* operands; -1: none */
+	char *data[MPT__PARTS];	/* of parts, and bytes from one to the next; elements if not direct */
 	int64_t bytes[MPT__PARTS][4];
 	uint8_t dtype;
-	bool of_channels, given, relu, back; /* relu follows */
-	bool along_c, direct;                /* all parts can be computed with where they lie */
-	int64_t lines, length, line, step;   /* of [n, g]: their dimensions line and step */
+	bool of_channels, given, relu, back;	/* relu follows */
+	bool along_c, direct;					/* all parts can be computed with where they lie */
+	int64_t lines, length, line, step;		/* of [n, g]: their dimensions line and step */
 	double eps;
-	int64_t group, groups;          /* of a task; tasks of all groups */
-	int64_t chunk, chunks;          /* of n, whose gradients of weight and bias add up in a row */
-	const mpt__real *weight, *bias; /* of all channels */
-	const mpt__real *paired[2];     /* the same as passes take them */
-	mpt__real *partial;             /* [chunks, 2, G C] */
-	mpt__real *numbers;             /* of groups in planes, for each thread */
+	int64_t group, groups;			/* of a task; tasks of all groups */
+	int64_t chunk, chunks;			/* of n, whose gradients of weight and bias add up in a row */
+	const mpt__real *weight, *bias;	/* of all channels */
+	const mpt__real *paired[2];		/* the same as passes take them */
+	mpt__real *partial;				/* [chunks, 2, G C] */
+	mpt__real *numbers;				/* of groups in planes, for each thread */
 	int64_t numbers_each;
-	bool passes, beyond_cache; /* rows of one group: as of mpt__norm_passes; of a block */
-	bool adds;                 /* passes: to the gradient of x that is there */
+	bool passes, beyond_cache;	/* rows of one group: as of mpt__norm_passes; of a block */
+	bool adds;					/* passes: to the gradient of x that is there */
 } mpt__norm_work;
 
 /* Chunks of n, each of which leaves one result: not too many. */
@@ -17537,7 +17568,7 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
 #ifndef MPTRAIN_NO_CONV
 	const int64_t most =
 		w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
-	w->numbers_each = 8 * most; /* as many as mpt__norm_groups_back has of a channel */
+	w->numbers_each = 8 * most;	/* as many as mpt__norm_groups_back has of a channel */
 #endif
 }
 
@@ -17903,7 +17934,7 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
 	mpt__real *const means = numbers, *const rstds = means + all, *const close = rstds + all;
 	mpt__real *const sums = close + all, *const squares = sums + all;
 	b->mean = close, b->sum[0] = sums, b->sum[1] = squares;
-	memset(close, 0, (size_t)(3 * all) * sizeof *close); /* and both sums */
+	memset(close, 0, (size_t)(3 * all) * sizeof *close);	/* and both sums */
 	mpt__norm_planes(
 		w, w->routines->norm_sums, b, n, dim, begin * each, rows, some, MPT__PART_BIT(X));
 	for (int64_t r = 0; r < rows; r += each) {
@@ -18000,12 +18031,12 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
 static void mpt__norm_passes(
 	const mpt__norm_work *w, int64_t begin, int64_t end, mpt__real *const gradient[2]) {
 	const double count = (double)w->length;
-	const int64_t ahead = w->back ? 1 : 2; /* its numbers are sooner there */
+	const int64_t ahead = w->back ? 1 : 2;	/* its numbers are sooner there */
 	mpt__real *const means = (mpt__real *)w->view[w->back ? 3 : 6].data;
 	mpt__real *const rstds = (mpt__real *)w->view[w->back ? 4 : 7].data;
 	const bool adds = !w->back && w->view[1].data;
 	MPT__ALIGN(64) mpt__real kept[MPT__NORM_KEPT];
-	mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0; /* of n and n + 1 */
+	mpt__real numbers[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, zero = 0;	/* of n and n + 1 */
 	mpt__norm_block b, some;
 	memset(&b, 0, sizeof b);
 	b.dtype = w->dtype, b.rows = 1, b.mode = MPT__NORM_LINES;
@@ -18184,8 +18215,8 @@ enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLO
 typedef struct {
 	mpt__norm_work w;
 	int pass;
-	int64_t rows, chunk, chunks, tile, tiles, channels, fold; /* fold C are the channels of a row */
-	mpt__real *partial, *of[MPT__OF_COUNT];                   /* [chunks, 2, fold C]; [fold C] */
+	int64_t rows, chunk, chunks, tile, tiles, channels, fold;	/* fold C are the channels of a row */
+	mpt__real *partial, *of[MPT__OF_COUNT];						/* [chunks, 2, fold C]; [fold C] */
 } mpt__batches_work;
 
 /* Rows of few channels, one behind the other, go by twos, fours ... as one. */
@@ -18250,7 +18281,7 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
 		return;
 	}
 	mpt__norm_work w = b->w;
-	if (b->pass == MPT__BATCH_SLOPES && b->fold > 1) { /* plain sums: those of fewer columns do */
+	if (b->pass == MPT__BATCH_SLOPES && b->fold > 1) {	/* plain sums: those of fewer columns do */
 		int64_t cut = 1;
 		while (cut < b->fold && n / cut > MPT__BATCH_SUMS) cut *= 2;
 		for (int part = 0; part < MPT__PARTS; part++) w.bytes[part][MPT__NORM_N] /= cut;
@@ -18488,7 +18519,7 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
 	if (!mpt__gate_open(call, 0)) return;
 	const double momentum = launch->imm[0] < 0 ? 1.0 / (double)(count[0] + 1) : launch->imm[0];
 	bool updates = fresh[0] != NULL, good = updates;
-	for (int pass = 0; pass < 2; pass++) { /* old may be what is written: looks, then writes */
+	for (int pass = 0; pass < 2; pass++) {	/* old may be what is written: looks, then writes */
 		for (int64_t i = 0; i < 2 * channels; i++) {
 			float value = old[i];
 			if (updates && (pass == 0 || good)) {
@@ -18520,10 +18551,10 @@ typedef struct mpt__pooling_work {
 	const mpt__launch *launch;
 	const mpt__routines *routines;
 	mpt__cpu_view view[3];
-	const mpt__operand *more, *less; /* x or dx; y or dy */
-	bool wide; /* the index of a maximum is an i32, else a u8 */
+	const mpt__operand *more, *less;	/* x or dx; y or dy */
+	bool wide;	/* the index of a maximum is an i32, else a u8 */
 	int64_t window[2], step[2], padding[2];
-	int64_t lines, blocks; /* of windows of two by two: lines of y of a task, tasks of an image */
+	int64_t lines, blocks;	/* of windows of two by two: lines of y of a task, tasks of an image */
 	bool back, most, along_c, adaptive, padding_counts, positive;
 } mpt__pooling_work;
 
@@ -18709,7 +18740,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
 			for (int64_t ow = w0; ow < w1; ow++) {
 				const int64_t size = high * mpt__pooling_bounds(w, 1, ow, &begin, &end);
 				int64_t to = 0;
-				if (w->most) { /* in this line of its window */
+				if (w->most) {	/* in this line of its window */
 					const uint32_t wide = (uint32_t)(end - begin);
 					const uint32_t at = mpt__pooling_index(w, mpt__pooling_at(o, n, c, oh, ow)) -
 						(uint32_t)(h - top) * wide;
@@ -18732,7 +18763,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
 
 /* ==== Windows of two by two, one beside the other ==== */
 
-#define MPT__POOLING_TASK 2048 /* elements of y that a task has at least, where there are so many */
+#define MPT__POOLING_TASK 2048	/* elements of y that a task has at least, where there are so many */
 
 #ifndef MPTRAIN_NO_SIMD
 
@@ -18874,8 +18905,8 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
 
 /* ==== Embedding ==== */
 
-#define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
-#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
+#define MPT__EMBEDDING_ROWS 64		/* of a chunk, forward */
+#define MPT__EMBEDDING_COLUMNS 64	/* of a chunk, backward, or a multiple: no result depends on it */
 
 typedef struct {
 	const mpt__cpu_call *call;
@@ -18887,8 +18918,8 @@ typedef struct {
 
 /* No cache foresees where rows lie: that of `ahead` elements later is fetched, of a table that fits
    into none. */
-#define MPT__EMBEDDING_AHEAD 12288   /* bytes */
-#define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
+#define MPT__EMBEDDING_AHEAD 12288		/* bytes */
+#define MPT__EMBEDDING_AHEAD_MOST 16	/* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
 static void mpt__cpu_embedding_each(
@@ -18900,7 +18931,7 @@ static void mpt__cpu_embedding_each(
 		mpt__rows_each(&rows, rows.adds, mpt__ref_line);
 }
 
-static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_embedding_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_embedding_work, w);
 	const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
 	const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
@@ -18920,7 +18951,7 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 }
 
 /* Some columns of the whole table: an element adds up in the order of the ids. */
-static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_embedding_back_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_embedding_work, w);
 	const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
 	const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
@@ -18984,8 +19015,8 @@ static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
 
 /* ==== Rotary positions ==== */
 
-#define MPT__ROPE_ROWS 8   /* positions of a chunk */
-#define MPT__ROPE_PAIRS 64 /* whose sines are held at a time */
+#define MPT__ROPE_ROWS 8	/* positions of a chunk */
+#define MPT__ROPE_PAIRS 64	/* whose sines are held at a time */
 
 typedef struct {
 	const mpt__cpu_call *call;
@@ -19015,7 +19046,7 @@ static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3
 	}
 }
 
-static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_rope_chunk(MPT__CHUNK_TAKES) {
 	MPT__TASK(mpt__cpu_rope_work, w);
 	const mpt__launch *launch = w->call->launch;
 	const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
@@ -19056,7 +19087,7 @@ enum { MPT__GRID_CORNERS = 8, MPT__GRID_FEATURES = 8 };
 
 typedef struct {
 	const mpt__cpu_call *call;
-	const mpt__operand *place, *table, *row; /* which are views 1, 0, 2; backward 0, 2, 1 */
+	const mpt__operand *place, *table, *row;	/* which are views 1, 0, 2; backward 0, 2, 1 */
 	mpt__cpu_view places, tables, rows;
 } mpt__cpu_grid;
 
@@ -19073,7 +19104,7 @@ static int mpt__grid_corners(
 		double at = most * (double)mpt__cpu_get_one(&w->places, n * stride[0] + d * stride[1]);
 		if (at < 0) at = 0;
 		if (at > most) at = most;
-		low[d] = at < most ? (int64_t)at : cells - 1; /* of NaN, too, which stays what it is */
+		low[d] = at < most ? (int64_t)at : cells - 1;	/* of NaN, too, which stays what it is */
 		part[d][1] = at - (double)low[d], part[d][0] = 1 - part[d][1];
 		step[d + 1] = step[d] * (cells + 1);
 	}
@@ -19100,8 +19131,8 @@ static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
 		(int64_t)((double)launch->index[0] * mpt__exp((double)level * launch->imm[0]) + 1e-6);
 	const int64_t f = w->table->shape[2], *step = w->table->stride, *row_step = w->row->stride;
 	const int64_t bytes = mpt__dtype_info[w->tables.dtype].bytes;
-	char *sums = (char *)w->tables.data + level * step[0] * bytes; /* backward */
-	const bool direct = mpt__cpu_is_real(w->tables.dtype); /* not fp32 where reals are doubles */
+	char *sums = (char *)w->tables.data + level * step[0] * bytes;	/* backward */
+	const bool direct = mpt__cpu_is_real(w->tables.dtype);	/* not fp32 where reals are doubles */
 	mpt__cpu_view table = w->tables;
 	mpt__real weight[MPT__GRID_CORNERS], block[MPT__GRID_FEATURES], sum[MPT__GRID_FEATURES];
 	int64_t entry[MPT__GRID_CORNERS];
@@ -19138,8 +19169,8 @@ static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
 
 /* ==== Attention: what its three kernels share ==== */
 
-#define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
-#define MPT__ATTENTION_MOST 80  /* of the last one: a few left over would cost as a whole one */
+#define MPT__ATTENTION_BLOCK 64	/* queries, and keys, of a tile */
+#define MPT__ATTENTION_MOST 80	/* of the last one: a few left over would cost as a whole one */
 
 /* Operands; from LSE on those of both gradient launches. */
 enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
@@ -19150,14 +19181,14 @@ typedef struct mpt__attention {
 	const mpt__routines *routines;
 	const mpt__operand *o;
 	mpt__cpu_view view[MPT__MAX_OPERANDS];
-	int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
-	int64_t blocks, memory; /* of the own side, in one head; bytes of a thread */
-	mpt__real scale, kept;  /* kept: factor of what dropout keeps */
+	int64_t heads, group, queries, keys, depth, width;	/* group: query heads of a key head */
+	int64_t blocks, memory;	/* of the own side, in one head; bytes of a thread */
+	mpt__real scale, kept;	/* kept: factor of what dropout keeps */
 	uint32_t threshold;
 	mpt__rng_key key;
-	int64_t window, past;           /* of causal attention, as MPT__K_ATTENTION tells */
-	bool causal, drops, pairs, dkv; /* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
-	int dq;                         /* the operand of that which this pass computes; 0: none */
+	int64_t window, past;			/* of causal attention, as MPT__K_ATTENTION tells */
+	bool causal, drops, pairs, dkv;	/* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
+	int dq;							/* the operand of that which this pass computes; 0: none */
 #ifdef MPT__HAS_GEMM
 	const mpt__gemm_level *level;
 #endif
@@ -19176,7 +19207,7 @@ typedef struct mpt__attention_item {
 	bool by_keys;
 	/* columns by n, or panels of pairs; rows of the other side; n by columns; tiles */
 	mpt__real *turned[2], *rows[2], *sum[2], *spare[2], *tile[2], *score, *slope;
-	mpt__real *own, *dq; /* the own keys' rows; sums of queries */
+	mpt__real *own, *dq;	/* the own keys' rows; sums of queries */
 } mpt__attention_item;
 
 /* Whether dq comes with dk and dv, in one pass over a key head, with 5 products: apart they are 3
@@ -19209,7 +19240,7 @@ static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) 
 	const mpt__operand *o = launch->operand;
 	const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
 	const int64_t depth = o[MPT__AT_K].shape[3], width = o[MPT__AT_V].shape[3];
-	int64_t rows = MPT__ATTENTION_MOST; /* of dq */
+	int64_t rows = MPT__ATTENTION_MOST;	/* of dq */
 	if (own[0] == 0 || own[1] == 0 || own[2] == 0) return 0;
 	if ((double)depth + (double)width > 1e12) return INT64_MAX / 4;
 	if (mpt__attention_together(launch, threads))
@@ -19384,7 +19415,7 @@ static bool mpt__attention_is_line(const mpt__attention_item *t) {
 
 /* Where the key and the query of a tile's first element stand. */
 typedef struct mpt__attention_tile {
-	int64_t head, query, key, m; /* m: rows */
+	int64_t head, query, key, m;	/* m: rows */
 } mpt__attention_tile;
 
 /* c = rows of the other side (Q or K; i: dout) times turned[i]. Returns those rows. */
@@ -19400,7 +19431,7 @@ static mpt__attention_rows mpt__attention_meet(
 #ifdef MPT__HAS_BF16X2
 	const int64_t step = rows.step / 2, wide = MPT__BF16X2_WIDTH;
 	for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
-		each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
+		each = at->m - r < 8 ? 1 : 8;	/* the last ones one by one: nothing behind them is read */
 		for (int64_t j = 0; j < t->n; j += wide)
 			mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
 				own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
@@ -19664,7 +19695,7 @@ static void mpt__attention_forward_sum(
 	}
 }
 
-static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_forward_chunk(MPT__CHUNK_TAKES) {
 	const mpt__attention *w = (const mpt__attention *)work;
 	mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
 	mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
@@ -19676,7 +19707,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
 	w->routines->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
 	for (int64_t i = 0; i < t.n; i++) {
 		mpt__real *sum = t.sum[1] + i * w->width;
-		if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
+		if (total[i] == 0) {	/* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
 			memset(sum, 0, (size_t)w->width * sizeof *sum);
 			most[i] = mpt__real_infinity();
 		} else {
@@ -19696,7 +19727,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
  * score is p (g - delta). */
 
 /* delta = dout out of the own queries. */
-static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_delta_chunk(MPT__CHUNK_TAKES) {
 	const mpt__attention *w = (const mpt__attention *)work;
 	const mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
 	mpt__real delta[MPT__ATTENTION_MOST], *product = t.turned[1];
@@ -19776,7 +19807,7 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
 		mpt__attention_take(w, MPT__AT_K, t->batch, t->head, key, t->n, t->own);
 	memset(t->sum[0], 0, (size_t)(t->n * w->depth) * sizeof *t->sum[0]);
 	memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
-	int64_t begin = 0, end = queries; /* from the block of the first that sees a key to the last */
+	int64_t begin = 0, end = queries;	/* from the block of the first that sees a key to the last */
 	if (w->causal) {
 		begin = mpt__attention_within(key - w->past - query, queries);
 		begin = begin / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK;
@@ -19789,7 +19820,7 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
 }
 
 /* A block of keys, or of queries for dq alone, or all of both for a key head. */
-static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__attention_back_chunk(MPT__CHUNK_TAKES) {
 	const mpt__attention *w = (const mpt__attention *)work;
 	const int64_t heads = w->dkv ? w->group : 1;
 	mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
@@ -19921,15 +19952,15 @@ typedef struct {
 /* Which elements of `size`, two at most, element `at` of the result is made of. */
 typedef struct {
 	int64_t first, second;
-	mpt__real weight; /* of the second */
+	mpt__real weight;	/* of the second */
 } mpt__cpu_source;
 
 typedef struct {
-	mpt__cpu_image from, image; /* before, after */
+	mpt__cpu_image from, image;	/* before, after */
 	int way;
-	mpt__real step[2];         /* rows and columns before per one after */
-	mpt__real *scratch;        /* `room` for each thread */
-	int64_t room, run, chunks; /* of rows, for each plane */
+	mpt__real step[2];			/* rows and columns before per one after */
+	mpt__real *scratch;			/* `room` for each thread */
+	int64_t room, run, chunks;	/* of rows, for each plane */
 	const mpt__cpu_source *column;
 } mpt__cpu_resize_work;
 
@@ -19947,7 +19978,7 @@ static mpt__cpu_source mpt__cpu_source_of(
 
 /* Rows that go together, as neighbours share the other side's. */
 #define MPT__RESIZE_ROWS 8
-#define MPT__RESIZE_MANY 16 /* channels, from which on routines are worth their calls: measured */
+#define MPT__RESIZE_MANY 16	/* channels, from which on routines are worth their calls: measured */
 
 /* Where row `row` of a plane begins, and its step. */
 static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
@@ -19995,7 +20026,7 @@ static void mpt__cpu_resize_line(
 	}
 }
 
-static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_resize_rows(MPT__CHUNK_TAKES) {
 	const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
 	const int64_t n = w->image.columns * w->run, plane = chunk / w->chunks;
 	mpt__real *source = w->scratch + thread * w->room, *line[2], block[MPT__BLOCK];
@@ -20004,7 +20035,7 @@ static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
 	for (int i = 0; i < 2; i++) line[i] = source + w->from.columns * w->run + i * n;
 	for (; y < end; y++) {
 		const mpt__cpu_source row = mpt__cpu_source_of(w, 0, y, w->from.rows);
-		for (int64_t r = row.first; r <= row.second; r++) { /* two neighbours, or one */
+		for (int64_t r = row.first; r <= row.second; r++) {	/* two neighbours, or one */
 			if (held[r & 1] != r) mpt__cpu_resize_line(w, plane, r, source, line[r & 1]);
 			held[r & 1] = r;
 		}
@@ -20049,7 +20080,7 @@ static void mpt__cpu_resize_add(
 }
 
 /* Elements get their shares in the order of the results. */
-static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_resize_rows_backward(MPT__CHUNK_TAKES) {
 	const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
 	const int64_t n = w->from.columns * w->run, n_after = w->image.columns * w->run;
 	const int64_t plane = chunk / w->chunks, begin = chunk % w->chunks * MPT__RESIZE_ROWS;
@@ -20058,7 +20089,7 @@ static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread)
 	mpt__real *share = dy + n_after, *scaled = share + n_after;
 	int64_t y = 0, after = w->image.rows, step;
 	memset(sum, 0, (size_t)(rows * n) * sizeof *sum);
-	while (y < after) { /* to the first that has a share */
+	while (y < after) {	/* to the first that has a share */
 		const int64_t half = y + (after - y) / 2;
 		if (mpt__cpu_source_of(w, 0, half, w->from.rows).second < begin)
 			y = half + 1;
@@ -20151,9 +20182,9 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
 typedef struct mpt__cpu_fp8_work {
 	mpt__cpu_view from, to;
 	int64_t count;
-	float scale; /* a power of two: its inverse is one, too */
+	float scale;	/* a power of two: its inverse is one, too */
 	mpt__fp8_way way;
-	float *most; /* of each chunk; NULL: nobody asks */
+	float *most;	/* of each chunk; NULL: nobody asks */
 } mpt__cpu_fp8_work;
 
 /* Codes of n numbers. Returns the largest finite magnitude among them. */
@@ -20173,7 +20204,7 @@ static float mpt__cpu_fp8_codes(
 	return most;
 }
 
-static void mpt__cpu_fp8_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_fp8_chunk(MPT__CHUNK_TAKES) {
 	const mpt__cpu_fp8_work *w = (const mpt__cpu_fp8_work *)work;
 	int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
 	mpt__real block[2][MPT__BLOCK];
@@ -20226,6 +20257,11 @@ static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
 }
 #endif
 
+#ifdef MPTRAIN_COMPILE
+#define MPT__PROGRAMS_HERE
+#include "mptrain_compile.h"
+#undef MPT__PROGRAMS_HERE
+#endif
 #endif
 MPT__END_REGION
 #ifdef MPT__CPU_HERE
@@ -20248,15 +20284,15 @@ MPT__BEGIN_COLD
 /* ==== CPU features ==== */
 
 enum {
-	MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
-	MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
+	MPT__CPU_AVX2 = 1 << 0,		/* with FMA and F16C: what the AVX2 kernels need */
+	MPT__CPU_AVX512 = 1 << 1,	/* F, BW, VL, DQ: what the AVX-512 kernels need */
 	MPT__CPU_AVX512_BF16 = 1 << 2,
 	MPT__CPU_AVX512_FP16 = 1 << 3,
-	MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
-	MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
+	MPT__CPU_AMX_TILE = 1 << 4,	/* the CPU has tiles, whatever the system saves */
+	MPT__CPU_AMX_BF16 = 1 << 5,	/* present; the process must still ask Linux for permission */
 	MPT__CPU_AMX_INT8 = 1 << 6,
-	MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
-	MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
+	MPT__CPU_NEON = 1 << 7,		/* always on AArch64 */
+	MPT__CPU_NEON_BF16 = 1 << 8	/* bfmmla, bfcvtn */
 };
 
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
@@ -20276,15 +20312,15 @@ static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
 /* The register states that the system saves. Needs OSXSAVE. */
 MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
 
-#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
-#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
-#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
+#define MPT__XCR0_AVX UINT64_C(0x6)		/* xmm, ymm */
+#define MPT__XCR0_AVX512 UINT64_C(0xe6)	/* and mask registers, upper halves, zmm16-31 */
+#define MPT__XCR0_AMX UINT64_C(0x60000)	/* tile configuration, tile data */
 
 /* A bit of leaf 7, numbered as in Intel's manual, volume 2, "CPUID". */
 typedef struct {
 	uint8_t subleaf, word, bit;
-	uint16_t feature; /* MPT__CPU_ */
-	uint32_t state;   /* of the registers it works on */
+	uint16_t feature;	/* MPT__CPU_ */
+	uint32_t state;		/* of the registers it works on */
 } mpt__cpu_bit;
 
 static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
@@ -20322,9 +20358,9 @@ static uint32_t mpt__cpu_features(void) {
 #if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
 	features = mpt__cpu_features_x86();
 #elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-	int bf16 = 0;                                 /* FEAT_BF16 */
+	int bf16 = 0;									/* FEAT_BF16 */
 #if defined(__linux__)
-	bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+	bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1);	/* HWCAP2_BF16; older headers lack the name */
 #elif defined(__APPLE__)
 	size_t size = sizeof bf16;
 	if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
@@ -20343,11 +20379,11 @@ static uint32_t mpt__cpu_features(void) {
 typedef struct {
 	mpt_isa isa;
 	const char *name;
-	uint32_t needs;                      /* MPT__CPU_ bits */
-	bool built;                          /* in this build */
-	const mpt__routines *routines;       /* NULL: those of the slower one */
-	const struct mpt__gemm_level *gemm;  /* NULL: none but those that are made of routines */
-	const struct mpt__gemm_level *chain; /* NULL, or the reference's products in its vectors */
+	uint32_t needs;							/* MPT__CPU_ bits */
+	bool built;								/* in this build */
+	const mpt__routines *routines;			/* NULL: those of the slower one */
+	const struct mpt__gemm_level *gemm;		/* NULL: none but those that are made of routines */
+	const struct mpt__gemm_level *chain;	/* NULL, or the reference's products in its vectors */
 } mpt__cpu_level;
 
 #ifdef MPTRAIN_NO_RESUME
@@ -20645,26 +20681,26 @@ MPT__END_REGION
 
 /* Memory that tensors view. Ids are what launches name; id 0 is none, id 1 the device scalars. */
 typedef enum {
-	MPT__FROM_POOL,   /* goes back to the pool */
-	MPT__FROM_DEVICE, /* own allocation: parameter blocks, optimizer states */
-	MPT__BORROWED,    /* the caller's memory: mpt_wrap */
-	MPT__LENT,        /* what was MPT__FROM_DEVICE, and other contexts may have, too */
-	MPT__OTHERS       /* of another context: read only */
+	MPT__FROM_POOL,		/* goes back to the pool */
+	MPT__FROM_DEVICE,	/* own allocation: parameter blocks, optimizer states */
+	MPT__BORROWED,		/* the caller's memory: mpt_wrap */
+	MPT__LENT,			/* what was MPT__FROM_DEVICE, and other contexts may have, too */
+	MPT__OTHERS			/* of another context: read only */
 } mpt__storage_source;
 
 typedef struct {
-	int64_t bytes; /* asked for */
-	int64_t held;  /* taken: rounded up to the size class */
+	int64_t bytes;	/* asked for */
+	int64_t held;	/* taken: rounded up to the size class */
 	int32_t references;
-	int32_t recordings; /* of the references, those of recordings */
-	uint32_t version;   /* counts in-place changes; derived forms and saved tensors compare it */
+	int32_t recordings;	/* of the references, those of recordings */
+	uint32_t version;	/* counts in-place changes; derived forms and saved tensors compare it */
 	uint32_t next_free;
 	uint16_t size_class;
-	uint8_t source; /* mpt__storage_source */
-	uint8_t kind;   /* mpt_memory_kind */
-	uint8_t live;   /* 2: parameters that were here have moved away */
+	uint8_t source;	/* mpt__storage_source */
+	uint8_t kind;	/* mpt_memory_kind */
+	uint8_t live;	/* 2: parameters that were here have moved away */
 #ifndef MPTRAIN_NO_FRUGAL
-	uint32_t made; /* ctx->region_count at that time */
+	uint32_t made;	/* ctx->region_count at that time */
 #endif
 } mpt__storage;
 
@@ -20674,7 +20710,7 @@ typedef struct {
 	char *data;
 	int64_t bytes;
 	bool idle;
-	bool first; /* of its allocation */
+	bool first;	/* of its allocation */
 } mpt__extent;
 #endif
 
@@ -20688,12 +20724,12 @@ typedef struct {
 /* ==== Tensors ==== */
 
 enum {
-	MPT__REQUIRES_GRAD = 1, /* a leaf that collects a gradient, or a result that leads to one */
-	MPT__LEAF = 2,          /* asked for by mpt_requires_grad, or a parameter */
-	MPT__KEPT = 4,          /* outlives scopes */
-	MPT__INFERENCE = 8,     /* made in inference mode: cannot be saved for backward */
-	MPT__GRADIENT = 16,     /* of a leaf or of the backward pass: mpt_release cannot end it */
-	MPT__ROUNDED = 32       /* fp32 that a linear layer saved, and reads as halves */
+	MPT__REQUIRES_GRAD = 1,	/* a leaf that collects a gradient, or a result that leads to one */
+	MPT__LEAF = 2,			/* asked for by mpt_requires_grad, or a parameter */
+	MPT__KEPT = 4,			/* outlives scopes */
+	MPT__INFERENCE = 8,		/* made in inference mode: cannot be saved for backward */
+	MPT__GRADIENT = 16,		/* of a leaf or of the backward pass: mpt_release cannot end it */
+	MPT__ROUNDED = 32		/* fp32 that a linear layer saved, and reads as halves */
 };
 
 /* A slot lives while a handle, a saved reference or a node of the tape needs it; its storage
@@ -20703,16 +20739,16 @@ typedef struct mpt__tensor {
 	uint32_t generation;
 	uint32_t slot;
 	uint32_t storage;
-	int32_t handle;               /* 1 while a handle may name it */
-	uint32_t parameter;           /* index in ctx->parameters + 1; 0 = none */
-	int32_t saves;                /* references that need the storage */
-	uint8_t dtype, flags, output; /* output: index among its record's outputs */
-	int32_t nodes;                /* references by records, as graph node */
-	struct mpt__record *record;   /* producer in the tape; NULL = none */
-	struct mpt__tensor *gradient; /* of a leaf (a parameter's: a view); NULL = none */
+	int32_t handle;					/* 1 while a handle may name it */
+	uint32_t parameter;				/* index in ctx->parameters + 1; 0 = none */
+	int32_t saves;					/* references that need the storage */
+	uint8_t dtype, flags, output;	/* output: index among its record's outputs */
+	int32_t nodes;					/* references by records, as graph node */
+	struct mpt__record *record;		/* producer in the tape; NULL = none */
+	struct mpt__tensor *gradient;	/* of a leaf (a parameter's: a view); NULL = none */
 	struct mpt__tensor *next_free;
-	int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
-	int64_t offset;            /* elements */
+	int64_t born, born_before;	/* step numbers of this and the last occupant, for messages */
+	int64_t offset;				/* elements */
 	mpt_shape shape;
 	int64_t stride[MPT_MAX_RANK];
 } mpt__tensor;
@@ -20722,40 +20758,40 @@ typedef struct mpt__tensor {
 /* All parameters of one dtype of one tree: values, gradients and forms at equal element offsets. */
 typedef struct {
 	uint8_t dtype, live;
-	uint32_t values;          /* storage, MPT_MEMORY_PARAMETER */
-	uint32_t gradients;       /* storage f32, made by the first backward; 0 before */
-	int64_t numel;            /* gaps included */
-	int64_t parameters;       /* how many live in it */
-	uint32_t form[2];         /* casts of the whole block to F16 and BF16; 0 = none */
-	uint32_t form_version[2]; /* version of `values` that the form was made of */
-	bool form_read[2];        /* since the last update of `values` */
-	uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
-	uint32_t moves;           /* the context's when it was made or a parameter left it */
-	uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
+	uint32_t values;			/* storage, MPT_MEMORY_PARAMETER */
+	uint32_t gradients;			/* storage f32, made by the first backward; 0 before */
+	int64_t numel;				/* gaps included */
+	int64_t parameters;			/* how many live in it */
+	uint32_t form[2];			/* casts of the whole block to F16 and BF16; 0 = none */
+	uint32_t form_version[2];	/* version of `values` that the form was made of */
+	bool form_read[2];			/* since the last update of `values` */
+	uint32_t multiplier_slot;	/* pending multiplier of the gradients; 0 = none */
+	uint32_t moves;				/* the context's when it was made or a parameter left it */
+	uint32_t updates[2];	/* changes of values' version that masters know of: replays; replays and
 							optimizers that share nothing */
 } mpt__block;
 
 /* What gradients are multiplied by, beside the slots of scalers. */
-#define MPT__PLAIN 0u               /* nothing */
-#define MPT__MIXED (UINT32_MAX - 1) /* a sum of such and of others */
-#define MPT__UNKNOWN UINT32_MAX     /* the user has a hand in it: nothing is wrong */
+#define MPT__PLAIN 0u				/* nothing */
+#define MPT__MIXED (UINT32_MAX - 1)	/* a sum of such and of others */
+#define MPT__UNKNOWN UINT32_MAX		/* the user has a hand in it: nothing is wrong */
 
 typedef struct {
-	char *path; /* "0.weight", owned by the tree */
+	char *path;	/* "0.weight", owned by the tree */
 	mpt__tensor *tensor;
-	uint32_t block;        /* index in ctx->blocks */
-	uint32_t module;       /* slot of the module that holds it */
-	uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
-	uint32_t scaler;       /* whose factor its gradient has, or one of those above */
-	int64_t offset, numel; /* in the block */
-	uint32_t steps;        /* of scalers' optimizers with the gradient since it was begun */
-	bool has_grad;         /* None or not */
-	bool cleared;          /* since ctx->found_gradients was reset */
+	uint32_t block;			/* index in ctx->blocks */
+	uint32_t module;		/* slot of the module that holds it */
+	uint32_t optimizer;		/* slot of the optimizer that owns it, 0 = none */
+	uint32_t scaler;		/* whose factor its gradient has, or one of those above */
+	int64_t offset, numel;	/* in the block */
+	uint32_t steps;			/* of scalers' optimizers with the gradient since it was begun */
+	bool has_grad;			/* None or not */
+	bool cleared;			/* since ctx->found_gradients was reset */
 	bool live;
-	uint32_t since; /* updates that were completed when its gradient began */
+	uint32_t since;	/* updates that were completed when its gradient began */
 #ifndef MPTRAIN_NO_FRUGAL
-	bool inside;   /* the backward under way updates it and gives its gradient back */
-	uint32_t last; /* number of the record after which that is done; UINT32_MAX: after all */
+	bool inside;	/* the backward under way updates it and gives its gradient back */
+	uint32_t last;	/* number of the record after which that is done; UINT32_MAX: after all */
 #endif
 } mpt__parameter;
 
@@ -20763,12 +20799,12 @@ typedef struct {
 
 /* Counters that mpt_clear_error takes back to the last completed optimizer step. */
 typedef struct {
-	int64_t step, updates; /* steps begun; optimizer steps completed */
-	uint64_t draws;        /* mpt_rand, mpt_randn */
-	uint64_t module_calls; /* mpt_dropout, in this step */
+	int64_t step, updates;	/* steps begun; optimizer steps completed */
+	uint64_t draws;			/* mpt_rand, mpt_randn */
+	uint64_t module_calls;	/* mpt_dropout, in this step */
 } mpt__counters_state;
 
-#define MPT__USER_INPUTS 8 /* of user ops, and what they save */
+#define MPT__USER_INPUTS 8	/* of user ops, and what they save */
 #define MPT__MAX_OUTPUTS 4
 #ifdef MPTRAIN_NO_RECURRENT
 #define MPT__MAX_INPUTS MPT__USER_INPUTS
@@ -20783,14 +20819,14 @@ typedef struct {
 	double imm[2];
 	int64_t index[MPT_MAX_RANK];
 	uint8_t rank, activation, reduction;
-	uint8_t required; /* inputs that cannot be left out */
+	uint8_t required;	/* inputs that cannot be left out */
 } mpt__attributes;
 
 /* How an op lays its results out; its shape rule says so. Where an op keeps the layout, gradients
    lie as their tensors do; other ops may take all that they write for contiguous. */
 typedef enum {
 	MPT__LAYOUT_CONTIGUOUS,
-	MPT__LAYOUT_KEPT, /* channels last where an input is */
+	MPT__LAYOUT_KEPT,	/* channels last where an input is */
 	MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
@@ -20816,42 +20852,42 @@ enum { MPT__CAME_TO_STAY = 254, MPT__CAME_AGAIN };
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
 	MPT__REPEATS_NOT,
-	MPT__REPEATS,     /* from what is saved */
-	MPT__REPEATS_VIEW /* as a view of in[0], which repeats */
+	MPT__REPEATS,		/* from what is saved */
+	MPT__REPEATS_VIEW	/* as a view of in[0], which repeats */
 } mpt__repeats;
 
 /* One op call. References: outputs hold the record, the record holds its inputs. */
 typedef struct mpt__record {
-	uint16_t op; /* mpt__op_id */
+	uint16_t op;	/* mpt__op_id */
 	uint8_t n_in, n_out, n_saved;
-	uint8_t live, done;       /* done: backward has used it up */
-	uint8_t layout;           /* mpt__layout; as decided in forward */
-	uint8_t compute_dtype;    /* what the policy decided in forward */
-	uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
-	uint8_t repeats;          /* mpt__repeats */
+	uint8_t live, done;			/* done: backward has used it up */
+	uint8_t layout;				/* mpt__layout; as decided in forward */
+	uint8_t compute_dtype;		/* what the policy decided in forward */
+	uint8_t again;				/* 1 + position in saved of in[0], which is to be computed again */
+	uint8_t repeats;			/* mpt__repeats */
 #ifndef MPTRAIN_NO_FRUGAL
-	uint8_t asks;             /* of mpt__asks */
-	uint8_t gate;             /* 1 + position in saved of a relu's result, of which .. */
-	uint8_t gates;            /* .. only bits are left, at 1 + this position */
-	uint8_t gaters;           /* records that read it and do what the relu's backward would */
+	uint8_t asks;				/* of mpt__asks */
+	uint8_t gate;				/* 1 + position in saved of a relu's result, of which .. */
+	uint8_t gates;				/* .. only bits are left, at 1 + this position */
+	uint8_t gaters;				/* records that read it and do what the relu's backward would */
 #endif
-	uint32_t number;          /* index in ctx->records */
-	uint32_t references;      /* outputs alive */
-	struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
-	uint32_t mark;            /* of the last walk that saw it */
-	uint8_t cursor;           /* next input of that walk */
-	uint32_t path;            /* index of the module path in ctx->paths */
+	uint32_t number;			/* index in ctx->records */
+	uint32_t references;		/* outputs alive */
+	struct mpt__record *next;	/* in a list of free or dying ones, or of a walk */
+	uint32_t mark;				/* of the last walk that saw it */
+	uint8_t cursor;				/* next input of that walk */
+	uint32_t path;				/* index of the module path in ctx->paths */
 	int64_t step;
-	mpt__tensor *in[MPT__MAX_INPUTS]; /* NULL = absent */
+	mpt__tensor *in[MPT__MAX_INPUTS];	/* NULL = absent */
 	/* With a save reference; behind what a user op saved stand the shapes of its outputs. */
 	mpt__tensor *saved[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
 	uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
-	mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
+	mpt__tensor *grad[MPT__MAX_OUTPUTS];	/* during backward */
 	mpt__attributes attributes;
 #ifndef MPTRAIN_NO_FRUGAL
-	struct mpt__region *region, *inner;  /* whose call it is; which one it stands for; or NULL */
-	struct mpt__record *before, *after;  /* in the order of that region's calls */
-	uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS]; /* of saved: number of the input, or .. */
+	struct mpt__region *region, *inner;		/* whose call it is; which one it stands for; or NULL */
+	struct mpt__record *before, *after;		/* in the order of that region's calls */
+	uint8_t from[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];	/* of saved: number of the input, or .. */
 #endif
 } mpt__record;
 
@@ -20861,17 +20897,17 @@ typedef struct mpt__record {
 #define mpt__was_region(record) false
 #define mpt__runs_again(ctx) false
 #else
-enum { MPT__FROM_CALL = 254, MPT__FROM_OUTSIDE = 255 }; /* .. made by the call; held all along */
+enum { MPT__FROM_CALL = 254, MPT__FROM_OUTSIDE = 255 };	/* .. made by the call; held all along */
 
 typedef enum {
-	MPT__ASKS_GRADIENT = 1, /* the call left a record */
-	MPT__ASKS_OPEN = 2,     /* which backward may still need */
-	MPT__ASKS_HOLES = 4,    /* what it saved is not held */
-	MPT__ASKS_OWN = 8,      /* and cannot be had without the call */
-	MPT__ASKS_ALWAYS = 16,  /* no call may be left out: something else reads the result */
-	MPT__ASKS_NOW = 32,     /* nor in the run to come */
-	MPT__ASKS_GATED = 64,   /* it is one of the `gaters` of in[0]'s record */
-	MPT__ASKS_OPENED = 128  /* its gates are to be opened for backward */
+	MPT__ASKS_GRADIENT = 1,	/* the call left a record */
+	MPT__ASKS_OPEN = 2,		/* which backward may still need */
+	MPT__ASKS_HOLES = 4,	/* what it saved is not held */
+	MPT__ASKS_OWN = 8,		/* and cannot be had without the call */
+	MPT__ASKS_ALWAYS = 16,	/* no call may be left out: something else reads the result */
+	MPT__ASKS_NOW = 32,		/* nor in the run to come */
+	MPT__ASKS_GATED = 64,	/* it is one of the `gaters` of in[0]'s record */
+	MPT__ASKS_OPENED = 128	/* its gates are to be opened for backward */
 } mpt__asks;
 
 /* A part of a forward that backward runs again, as its calls keep nothing: core/region.c. */
@@ -20881,21 +20917,21 @@ typedef mpt_status (*mpt__region_fn)(
 struct mpt__region {
 	mpt__region_fn run;
 	int n_in, n_out;
-	uint32_t slot, generation; /* of the module whose forward it is, or .. */
-	mpt_recompute_fn fn;       /* .. the user's function */
+	uint32_t slot, generation;	/* of the module whose forward it is, or .. */
+	mpt_recompute_fn fn;		/* .. the user's function */
 	void *user;
 	mpt_activation activation;
-	int64_t child, end;  /* of a sequential, behind the last one of which a run has come; 0: all */
-	mpt__region *above;  /* the one that it is a part of */
-	mpt__region *next;   /* of free ones */
-	mpt__region *older;  /* of all */
-	mpt__record *head;   /* has saved its inputs, and stands for it among the calls of `above` */
-	mpt__record *first, *last, *at; /* its calls; the one to come in a run under way */
-	int64_t live;        /* open records and regions in it, and its own forward */
-	bool whole;          /* what it makes is read, or changed, by others than its calls */
-	bool fills;          /* in the run under way its calls shall save again */
-	uint32_t number;     /* storages made in it have this one or a later one */
-	uint64_t seen[2];    /* what its calls found, in forward and now */
+	int64_t child, end;		/* of a sequential, behind the last one of which a run has come; 0: all */
+	mpt__region *above;		/* the one that it is a part of */
+	mpt__region *next;		/* of free ones */
+	mpt__region *older;		/* of all */
+	mpt__record *head;		/* has saved its inputs, and stands for it among the calls of `above` */
+	mpt__record *first, *last, *at;	/* its calls; the one to come in a run under way */
+	int64_t live;			/* open records and regions in it, and its own forward */
+	bool whole;				/* what it makes is read, or changed, by others than its calls */
+	bool fills;				/* in the run under way its calls shall save again */
+	uint32_t number;		/* storages made in it have this one or a later one */
+	uint64_t seen[2];		/* what its calls found, in forward and now */
 	uint8_t autocast;
 	bool narrow;
 	bool training;
@@ -20911,11 +20947,11 @@ struct mpt__region {
 /* ==== Op calls ==== */
 
 typedef enum {
-	MPT__POLICY_ANY,   /* any dtype; the op decides */
-	MPT__POLICY_INPUT, /* float; the dtype of its inputs */
-	MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
-	MPT__POLICY_FP32,  /* fp32 inside a region */
-	MPT__POLICY_LOSS   /* fp32 always */
+	MPT__POLICY_ANY,	/* any dtype; the op decides */
+	MPT__POLICY_INPUT,	/* float; the dtype of its inputs */
+	MPT__POLICY_LOW,	/* matmul-like: the region's low dtype */
+	MPT__POLICY_FP32,	/* fp32 inside a region */
+	MPT__POLICY_LOSS	/* fp32 always */
 } mpt__policy;
 
 /* One call of an op, forward or backward, with everything that its functions work on. */
@@ -20923,29 +20959,29 @@ typedef struct {
 	mpt_context *context;
 	const struct mpt__op_row *row;
 	int op, n_in, n_out;
-	unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
-	mpt__tensor *const *in;             /* NULL: absent */
-	mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+	unsigned dtypes;					/* bit d: an input is of mpt_dtype d */
+	mpt__tensor *const *in;				/* NULL: absent */
+	mpt__tensor *out[MPT__MAX_OUTPUTS];	/* forward: made by the engine after the shape rule */
 	mpt_shape out_shape[MPT__MAX_OUTPUTS];
-	mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
-	mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
+	mpt_dtype out_dtype[MPT__MAX_OUTPUTS];	/* preset by the policy */
+	mpt_dtype compute;						/* GEMM: dtype to round inputs to */
 	mpt__attributes *attributes;
-	bool records;   /* forward: backward will follow */
-	bool is_view;   /* shape rule: output 0 views input 0 */
-	uint8_t layout; /* mpt__layout; shape rule: of outputs */
+	bool records;	/* forward: backward will follow */
+	bool is_view;	/* shape rule: output 0 views input 0 */
+	uint8_t layout;	/* mpt__layout; shape rule: of outputs */
 	int64_t view_stride[MPT_MAX_RANK], view_offset;
-	mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
+	mpt__tensor *temporary[MPT__MAX_SAVED];	/* given back when the call ends */
 	int n_temporary;
-	mpt__record *record; /* forward: what it will leave */
+	mpt__record *record;	/* forward: what it will leave */
 #ifndef MPTRAIN_NO_FRUGAL
-	mpt__record *twin; /* of the call that this one repeats */
-	bool skips;        /* nobody asks for its result */
+	mpt__record *twin;	/* of the call that this one repeats */
+	bool skips;			/* nobody asks for its result */
 #endif
 	/* backward */
-	mpt__tensor *const *dy;    /* NULL: no gradient came */
-	mpt__tensor *const *saved; /* NULL: absent */
-	mpt__tensor *dx;           /* see mpt__dx_into */
-	mpt__access access;        /* to dx */
+	mpt__tensor *const *dy;		/* NULL: no gradient came */
+	mpt__tensor *const *saved;	/* NULL: absent */
+	mpt__tensor *dx;			/* see mpt__dx_into */
+	mpt__access access;			/* to dx */
 } mpt__frame;
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
@@ -20953,10 +20989,10 @@ typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
 /* A row of the op table, which ctx->ops points at. */
 typedef struct mpt__op_row {
 	const char *name;
-	const char *onnx;                    /* "" if there is no single equal */
-	mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
-	uint8_t policy;                      /* mpt__policy */
-	uint8_t function, backward_function; /* mpt__function */
+	const char *onnx;						/* "" if there is no single equal */
+	mpt__op_fn shape, forward, backward;	/* backward NULL: no gradient flows */
+	uint8_t policy;							/* mpt__policy */
+	uint8_t function, backward_function;	/* mpt__function */
 } mpt__op_row;
 
 /* ==== Objects behind handles ==== */
@@ -20978,26 +21014,26 @@ typedef enum {
 } mpt__object_kind;
 
 typedef struct {
-	void *object; /* NULL: free */
-	size_t bytes; /* what goes back to the allocator with the row */
+	void *object;	/* NULL: free */
+	size_t bytes;	/* what goes back to the allocator with the row */
 	uint32_t generation;
 	uint32_t next_free;
 } mpt__object;
 
 typedef struct {
-	mpt__object *rows; /* row 0 is never used */
+	mpt__object *rows;	/* row 0 is never used */
 	int64_t count, capacity;
 	uint32_t first_free;
-	void (*destroy)(mpt_context *ctx, void *object); /* set by the room of that kind */
+	void (*destroy)(mpt_context *ctx, void *object);	/* set by the room of that kind */
 } mpt__object_table;
 
 /* A convolution that is to be one launch with the batch norm after it, see nn/conv.c: it waits, and
    runs by itself once anything else is launched, read or written. */
 typedef struct {
-	uint32_t module;    /* slot of the layer under way; 0: none that may wait */
-	uint32_t conv;      /* that of the one that waits */
-	mpt__tensor *in[3]; /* as an op's; in[0] and out are held */
-	mpt__tensor *out;   /* NULL: none waits */
+	uint32_t module;	/* slot of the layer under way; 0: none that may wait */
+	uint32_t conv;		/* that of the one that waits */
+	mpt__tensor *in[3];	/* as an op's; in[0] and out are held */
+	mpt__tensor *out;	/* NULL: none waits */
 	mpt__attributes attributes;
 	uint16_t op;
 	uint8_t compute;
@@ -21010,8 +21046,8 @@ typedef struct {
 #define MPT__SIZE_CLASSES (sizeof(void *) > 4 ? 1544 : 440)
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 14
-#define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
-#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
+#define MPT__MAX_REGIONS 64	/* nesting of autocast, no_grad, scopes */
+#define MPT__MAX_DEPTH 200	/* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 24
 
 typedef struct {
@@ -21021,41 +21057,42 @@ typedef struct {
 
 /* What rooms above hear of, each with what it is about. */
 typedef enum {
-	MPT__LAUNCHES,        /* a launch (mpt__launch) is about to run */
-	MPT__LAUNCHED,        /* it has run */
-	MPT__STEP_BEGAN,      /* nothing */
-	MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
-	MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
-	MPT__STEP_ENDED,      /* nothing; its tensors are gone */
-	MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
-	MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
-	MPT__BATCH_MEASURED,  /* a norm has statistics of a batch (mpt__batch_statistics) */
-	MPT__BATCH_CAME,      /* a loader has waited for a batch, or made it (mpt__batch_wait) */
-	MPT__REPEAT_BEGAN,    /* a captured step is about to run from its recording (not NULL) */
-	MPT__REPEAT_ENDED,    /* likewise; it has */
-	MPT__OP_CALLED,       /* an op's forward has run (mpt__frame); not without watch/ */
-	MPT__USER_OP_BEGAN    /* a user's op is about to run (mpt__frame); the same */
+	MPT__LAUNCHES,			/* a launch (mpt__launch) is about to run */
+	MPT__LAUNCHED,			/* it has run */
+	MPT__STEP_BEGAN,		/* nothing */
+	MPT__GRADIENTS_DONE,	/* nothing; an update is about to read them, or the step ends */
+	MPT__STEP_SETTLES,		/* nothing; what is kept back until a step was good may be made to last */
+	MPT__STEP_ENDED,		/* nothing; its tensors are gone */
+	MPT__LOSS_KNOWN,		/* backward is about to run from a tensor (mpt__tensor) */
+	MPT__RECORDING_ASKED,	/* nothing; the user begins, ends, replays or destroys a recording */
+	MPT__BATCH_MEASURED,	/* a norm has statistics of a batch (mpt__batch_statistics) */
+	MPT__BATCH_CAME,		/* a loader has waited for a batch, or made it (mpt__batch_wait) */
+	MPT__REPEAT_BEGAN,		/* a captured step is about to run from its recording (not NULL) */
+	MPT__REPEAT_ENDED,		/* likewise; it has */
+	MPT__OP_CALLED,			/* an op's forward has run (mpt__frame); not without watch/ */
+	MPT__USER_OP_BEGAN		/* a user's op is about to run (mpt__frame); the same */
 } mpt__event;
 
-typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
+#define MPT__HEARS mpt_context *ctx, void *user, const void *what
+typedef void (*mpt__hear)(MPT__HEARS);
 typedef struct {
-	mpt__hear hear; /* NULL: free */
+	mpt__hear hear;	/* NULL: free */
 	void *user;
 	mpt__event event;
 } mpt__listener;
 
 /* Of MPT__BATCH_MEASURED: statistics on their way into the running ones of a module. */
 typedef struct {
-	uint32_t module; /* its slot */
+	uint32_t module;	/* its slot */
 	const mpt__tensor *mean, *variance;
-	double unbiased; /* what makes the variance that of the population */
+	double unbiased;	/* what makes the variance that of the population */
 } mpt__batch_statistics;
 
 /* Of MPT__BATCH_CAME: from when to when, and, where a worker has made it and the clock is the
    system's, who and when. */
 typedef struct {
 	double start, end;
-	int worker; /* a number of its own in the context; 0: none */
+	int worker;	/* a number of its own in the context; 0: none */
 	double began, ended;
 } mpt__batch_wait;
 
@@ -21066,7 +21103,7 @@ typedef struct {
 
 typedef struct {
 	bool found;
-	bool on; /* asked for by the user, else by a scaler for one step */
+	bool on;	/* asked for by the user, else by a scaler for one step */
 	char report[512];
 } mpt__tracer;
 
@@ -21076,61 +21113,61 @@ typedef struct {
 } mpt__metric;
 
 struct mpt_context {
-	mpt__base base; /* first: rooms below know only this */
+	mpt__base base;	/* first: rooms below know only this */
 	mpt_config config;
 	mpt__backend backend;
-	const mpt__convert_table *convert; /* the fastest of this CPU that the context may use */
-	mpt__pool *pool; /* of a CPU backend; NULL where the host has no threads of its own */
+	const mpt__convert_table *convert;	/* the fastest of this CPU that the context may use */
+	mpt__pool *pool;	/* of a CPU backend; NULL where the host has no threads of its own */
 
-	void **data; /* by storage id */
+	void **data;	/* by storage id */
 	mpt__storage *storages;
 	int64_t storage_count, storage_capacity, data_capacity;
 	uint32_t free_storage, recorded_free_storage;
-	uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
-	int pool_reach; /* classes above its own from which a storage may come */
+	uint32_t idle[MPT__SIZE_CLASSES];	/* the first storage that has only memory, by size class */
+	int pool_reach;	/* classes above its own from which a storage may come */
 #ifndef MPTRAIN_NO_FRUGAL
-	mpt__extent *extents; /* in the order of allocation */
+	mpt__extent *extents;	/* in the order of allocation */
 	int64_t extent_count, extent_capacity;
-	int64_t extents_peak, extents_moved; /* the moves at that peak */
-	int64_t dry_end; /* of the memory of a dry context */
+	int64_t extents_peak, extents_moved;	/* the moves at that peak */
+	int64_t dry_end;	/* of the memory of a dry context */
 #endif
-	void *workspace; /* scratch of launches, one at a time; grows */
+	void *workspace;	/* scratch of launches, one at a time; grows */
 	int64_t workspace_bytes;
 	uint32_t scalar_storage;
 	/* Host view; valid after synchronize on asynchronous backends. There two places for snapshots
 	   lie behind it, then for each slot the number of the last snapshot asked for before the host
 	   set it. */
 	mpt__scalar *scalars;
-	int64_t snapshots, landing[2]; /* asked for; the number of that under way to a place, or 0 */
+	int64_t snapshots, landing[2];	/* asked for; the number of that under way to a place, or 0 */
 	uint8_t slot_used[MPT__SLOT_COUNT];
 
-	mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
+	mpt__tensor **tensors;	/* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
 	int64_t tensor_count, tensor_capacity;
 	mpt__tensor *free_tensor;
 
 	mpt__parameter *parameters;
 	int64_t parameter_count, parameter_capacity;
-	uint32_t moves; /* of parameters to other blocks, by mpt_half */
+	uint32_t moves;	/* of parameters to other blocks, by mpt_half */
 	mpt__block *blocks;
 	int64_t block_count, block_capacity;
 
-	mpt__record **records; /* as tensors: every MPT__RECORD_CHUNK of them are one allocation */
+	mpt__record **records;	/* as tensors: every MPT__RECORD_CHUNK of them are one allocation */
 	int64_t record_count, record_capacity;
 	mpt__record *free_record, *dying_record;
 	bool releasing_records;
 	uint32_t walk_mark;
 #ifndef MPTRAIN_NO_FRUGAL
-	mpt__region *region, *free_region, *regions; /* under way; free ones; all that were made */
-	uint32_t region_count;                       /* begun so far */
-	mpt__op_row silent; /* of a call that is left out: its op's, without a forward */
+	mpt__region *region, *free_region, *regions;	/* under way; free ones; all that were made */
+	uint32_t region_count;							/* begun so far */
+	mpt__op_row silent;	/* of a call that is left out: its op's, without a forward */
 	bool runs_again;
 #endif
 
-	mpt__scoped *scoped; /* tensors made in open scopes, in order */
+	mpt__scoped *scoped;	/* tensors made in open scopes, in order */
 	int64_t scoped_count, scoped_capacity;
 	int64_t scope_start[MPT__MAX_REGIONS];
 	int scope_depth;
-	int step_depth; /* value of scope_depth inside the open step, 0 = none */
+	int step_depth;	/* value of scope_depth inside the open step, 0 = none */
 
 	int no_grad_depth, inference_depth, recompute_depth;
 	/* Ends that are still to come, from cleanup code, of what mpt_clear_error has closed. */
@@ -21139,30 +21176,30 @@ struct mpt_context {
 	bool in_backward;
 #ifndef MPTRAIN_NO_FRUGAL
 	struct {
-		const char *pattern;  /* NULL: no dry run of mpt_recompute_to_fit */
-		int64_t count, found; /* modules that run again in it, and that could */
+		const char *pattern;	/* NULL: no dry run of mpt_recompute_to_fit */
+		int64_t count, found;	/* modules that run again in it, and that could */
 	} placement;
 #endif
-	bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
-	uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
-	uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
-	bool narrow[MPT__MAX_REGIONS + 1];      /* floats that differ meet in that */
+	bool in_update;			/* a user's update of a parameter runs: in_backward is set, too */
+	uint32_t loss_scaler;	/* of the backward pass: as that of a parameter */
+	uint8_t autocast[MPT__MAX_REGIONS + 1];	/* mpt_dtype by depth; F32 = off, as at depth 0 */
+	bool narrow[MPT__MAX_REGIONS + 1];		/* floats that differ meet in that */
 	int autocast_depth;
 
 	mpt__counters_state now, committed;
-	uint64_t draws_before; /* now.draws when the step that is being captured began */
-	int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
+	uint64_t draws_before;	/* now.draws when the step that is being captured began */
+	int64_t device_step;	/* what the scalar of the step number holds, set where dropout needs it */
 
-	uint32_t path;        /* of the module whose forward runs; 0 = none */
-	uint32_t module;      /* its slot */
-	uint64_t path_hash;   /* key part of dropout */
-	bool module_training; /* of the module whose forward runs; true outside */
-	int forward_depth;    /* users' forwards that run, each called by the one before */
+	uint32_t path;			/* of the module whose forward runs; 0 = none */
+	uint32_t module;		/* its slot */
+	uint64_t path_hash;		/* key part of dropout */
+	bool module_training;	/* of the module whose forward runs; true outside */
+	int forward_depth;		/* users' forwards that run, each called by the one before */
 	char **paths;
 	int64_t path_count, path_capacity;
 
 	mpt__object_table objects[MPT__OBJECT_KINDS];
-	const mpt__op_row *ops; /* by mpt__op_id */
+	const mpt__op_row *ops;	/* by mpt__op_id */
 	/* Whether output 0 of a call can be computed again from what forward saved; does so. */
 	bool (*can_repeat)(const mpt__frame *frame);
 	mpt__op_fn repeat;
@@ -21173,43 +21210,43 @@ struct mpt_context {
 	mpt_status (*walk)(mpt_context *ctx, mpt__record *order, bool retain);
 #endif
 
-	mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
+	mpt__launch launch;	/* the one being filled; between calls, the origin of the next ones */
 	mpt__listener listeners[MPT__MAX_LISTENERS];
-	uint32_t heard; /* bit e: somebody listens to event e */
+	uint32_t heard;	/* bit e: somebody listens to event e */
 	/* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
 	   storage that was given back from being used again. */
 	void (*retire)(mpt_context *ctx, uint32_t storage);
-	struct mpt__recording *recorder; /* core/recorder.c */
-	bool found_gradients;         /* has_grad of before has mattered; graph/capture.c resets it */
-	struct mpt__anomaly *anomaly; /* core/anomaly.c; NULL: off */
-	const char *isa_name;   /* of the level, for watch/ */
-	void *profile, *flight; /* of watch/; NULL: there was none; off */
-	bool (*flight_end)(mpt_context *ctx); /* a pointer, as anomaly mode has one */
-	bool timed_products, tf32;    /* mpt_benchmark */
-	bool capturing;               /* what is recorded is to run without the host .. */
-	bool unrecorded;              /* .. but for this, which the host does each time */
-	int64_t host_writes;          /* uploads so far */
-	uint32_t sliced; /* slot of the captured step that stands between two launches; 0 = none */
+	struct mpt__recording *recorder;	/* core/recorder.c */
+	bool found_gradients;			/* has_grad of before has mattered; graph/capture.c resets it */
+	struct mpt__anomaly *anomaly;	/* core/anomaly.c; NULL: off */
+	const char *isa_name;	/* of the level, for watch/ */
+	void *profile, *flight;	/* of watch/; NULL: there was none; off */
+	bool (*flight_end)(mpt_context *ctx);	/* a pointer, as anomaly mode has one */
+	bool timed_products, tf32;		/* mpt_benchmark */
+	bool capturing;					/* what is recorded is to run without the host .. */
+	bool unrecorded;				/* .. but for this, which the host does each time */
+	int64_t host_writes;			/* uploads so far */
+	uint32_t sliced;	/* slot of the captured step that stands between two launches; 0 = none */
 	mpt__tracer tracer;
 	mpt__printer printer;
 	mpt_counters counters;
 	mpt__metric metrics[16];
 	int metric_count;
 	uint64_t module_creations;
-	uint32_t module_mark; /* of the last walk over modules */
+	uint32_t module_mark;	/* of the last walk over modules */
 	mpt__waiting waiting;
-	bool warned_decoder;      /* that stb_image is an old one */
-	int64_t loose_passes;     /* of backward, outside scopes */
-	bool warned_leftovers;    /* that tensors outside steps and scopes become many */
-	bool warned_scores;       /* that a loss takes them for what they are not */
-	void *series;             /* of checkpoints, train/series.c */
-	void *run;                /* that has state of its own beside the objects, train/state.c */
-	double best;              /* the least value that mpt_checkpoint_best saw, or infinity */
-	int32_t stop;             /* mpt_request_stop */
-	bool warned_clipped;      /* that a step took gradients clipped by a norm that is not finite */
-	bool queues;              /* the program may have, since ctx->backend.stream was last called */
-	bool checks;              /* launches are looked at before: config.debug, or there are shares */
-	mpt__share_entry *shares; /* of storages that are lent or borrowed */
+	bool warned_decoder;		/* that stb_image is an old one */
+	int64_t loose_passes;		/* of backward, outside scopes */
+	bool warned_leftovers;		/* that tensors outside steps and scopes become many */
+	bool warned_scores;			/* that a loss takes them for what they are not */
+	void *series;				/* of checkpoints, train/series.c */
+	void *run;					/* that has state of its own beside the objects, train/state.c */
+	double best;				/* the least value that mpt_checkpoint_best saw, or infinity */
+	int32_t stop;				/* mpt_request_stop */
+	bool warned_clipped;		/* that a step took gradients clipped by a norm that is not finite */
+	bool queues;				/* the program may have, since ctx->backend.stream was last called */
+	bool checks;				/* launches are looked at before: config.debug, or there are shares */
+	mpt__share_entry *shares;	/* of storages that are lent or borrowed */
 	int64_t share_count, share_capacity;
 };
 
@@ -21313,10 +21350,10 @@ static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, cons
 #else
 
 struct mpt__shared {
-	int64_t holders; /* storages of all contexts; atomic */
+	int64_t holders;	/* storages of all contexts; atomic */
 	void *data;
 	int64_t bytes;
-	mpt_allocator allocator; /* of the first lender, for a CPU's memory and for this */
+	mpt_allocator allocator;	/* of the first lender, for a CPU's memory and for this */
 };
 
 static mpt__share_entry *mpt__share_of(mpt_context *ctx, uint32_t storage) {
@@ -21458,14 +21495,14 @@ static MPT__COLD bool mpt__not_forked(mpt_context *ctx) {
 #ifdef MPTRAIN_NO_THREADS
 enum { MPT__LIVING = 4 };
 #else
-enum { MPT__LIVING = 64 }; /* those beyond are not found */
+enum { MPT__LIVING = 64 };	/* those beyond are not found */
 #endif
 static struct {
-	int64_t context, maker; /* addresses; 0: free, 1: being filled in */
-	int64_t number;         /* in the order of making */
+	int64_t context, maker;	/* addresses; 0: free, 1: being filled in */
+	int64_t number;			/* in the order of making */
 } mpt__living[MPT__LIVING];
 
-static MPT__THREAD_LOCAL char mpt__create_message[1024]; /* its address also stands for a thread */
+static MPT__THREAD_LOCAL char mpt__create_message[1024];	/* its address also stands for a thread */
 
 static int64_t mpt__this_thread(void) { return (int64_t)(intptr_t)mpt__create_message; }
 
@@ -21589,9 +21626,9 @@ static void mpt__host_text_free(mpt_context *ctx, char *text) {
 
 enum {
 	MPT__POOL_GRAIN = 256,
-	MPT__POOL_REACH = 16, /* classes above its own that serve, too */
+	MPT__POOL_REACH = 16,	/* classes above its own that serve, too */
 	MPT__POOL_MOVES = 64,
-	MPT__POOL_FINE_BIT = 9, /* 128 KB of grains */
+	MPT__POOL_FINE_BIT = 9,	/* 128 KB of grains */
 	MPT__POOL_FINE = 8 * (MPT__POOL_FINE_BIT - 2)
 };
 
@@ -21619,7 +21656,7 @@ static int64_t mpt__class_bytes(int size_class) {
 static void mpt__pool_trim(mpt_context *ctx);
 
 static void *mpt__device_try(mpt_context *ctx, int64_t bytes) {
-	if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL; /* of 32 bits */
+	if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL;	/* of 32 bits */
 	if (!ctx->backend.allocate) return mpt__allocate_raw(&ctx->base, (size_t)bytes);
 	mpt__base *base = &ctx->base;
 	if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
@@ -21878,7 +21915,7 @@ static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_
 		reach /= 8;
 	int last = wanted + reach;
 	if (MPT__POOL_HAS_FINE && wanted < MPT__POOL_FINE && last > MPT__POOL_FINE)
-		last += 3 * (last - MPT__POOL_FINE); /* which are four times as many */
+		last += 3 * (last - MPT__POOL_FINE);	/* which are four times as many */
 	for (int i = wanted + 1; i <= last; i++)
 		if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
 	return mpt__idle_new(ctx, wanted, kind);
@@ -21934,7 +21971,7 @@ static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *ctx, mpt__phase ph
 
 /* The context's launch, cleared but for its origin. */
 static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *ctx, mpt__kernel kernel) {
-	mpt__launch *launch = &ctx->launch; /* field by field: a memset of it all costs more */
+	mpt__launch *launch = &ctx->launch;	/* field by field: a memset of it all costs more */
 	launch->kernel = (uint16_t)kernel;
 	launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
 	launch->compute_dtype = MPT_F32;
@@ -22331,7 +22368,7 @@ static void mpt__wait(mpt_context *ctx) {
 		mpt__backend_error(ctx, status);
 		return;
 	}
-	ctx->landing[0] = ctx->landing[1] = 0; /* what is newer is there */
+	ctx->landing[0] = ctx->landing[1] = 0;	/* what is newer is there */
 	mpt__check_device(ctx);
 }
 
@@ -22425,7 +22462,7 @@ static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
 		chunk[i].slot = (uint32_t)(first + i);
 		chunk[i].generation = 1;
 		chunk[i].next_free = ctx->free_tensor;
-		if (chunk[i].slot) ctx->free_tensor = &chunk[i]; /* slot 0 means none */
+		if (chunk[i].slot) ctx->free_tensor = &chunk[i];	/* slot 0 means none */
 	}
 	return true;
 }
@@ -22441,7 +22478,7 @@ static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
 		ctx->records[first + i] = &chunk[i];
 		chunk[i].number = (uint32_t)(first + i);
 		chunk[i].next = ctx->free_record;
-		if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
+		if (chunk[i].number) ctx->free_record = &chunk[i];	/* number 0 means none */
 	}
 	return true;
 }
@@ -22597,7 +22634,7 @@ static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor) {
 /* Ends the handle. */
 static MPT__INLINE void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
 	if (!tensor->handle) return;
-	bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
+	bool needed = tensor->saves && tensor->nodes;	/* by storage and slot */
 	tensor->handle = 0;
 	if (!needed) mpt__tensor_settle(ctx, tensor);
 #ifndef MPTRAIN_NO_FRUGAL
@@ -22646,7 +22683,7 @@ static MPT__NOINLINE int64_t mpt__odd_strides(const mpt_shape *shape, int64_t *s
 /* The elements of a shape, and its contiguous strides; -1 if it has a negative dimension or
    overflows. Dimensions of size 0 count as 1 in strides, which must not overflow either. */
 static MPT__FORCE_INLINE int64_t mpt__shape_strides(const mpt_shape *shape, int64_t *stride) {
-	uint64_t step = 1, bits = 0; /* of all factors: below 2^31 nothing can go wrong */
+	uint64_t step = 1, bits = 0;	/* of all factors: below 2^31 nothing can go wrong */
 	for (int i = shape->rank - 1; i >= 0; i--) {
 		uint64_t dim = (uint64_t)shape->dim[i];
 		stride[i] = (int64_t)step;
@@ -22797,7 +22834,7 @@ static MPT__COLD void mpt__stale(mpt_context *ctx, mpt_tensor handle, const char
 /* The live tensor of a handle, else NULL. */
 static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *ctx, mpt_tensor handle) {
 	if (handle.context != ctx || handle.slot >= (uint64_t)ctx->tensor_count) return NULL;
-	mpt__tensor *tensor = mpt__slot(ctx, handle.slot); /* slot 0 has no handle */
+	mpt__tensor *tensor = mpt__slot(ctx, handle.slot);	/* slot 0 has no handle */
 	return tensor->generation == handle.generation && tensor->handle ? tensor : NULL;
 }
 
@@ -22888,7 +22925,7 @@ static void mpt__scalar_set(
 	launch->index[0] = integer;
 	launch->index[1] = count;
 	if (mpt__submit(ctx, launch) != MPT_OK || ctx->backend.synchronous) return;
-	mpt__scalar *seen = &ctx->scalars[slot]; /* until the next look at the device */
+	mpt__scalar *seen = &ctx->scalars[slot];	/* until the next look at the device */
 	seen[3 * MPT__SLOT_COUNT].i = ctx->snapshots;
 	if (integer)
 		seen->i = count;
@@ -22940,7 +22977,7 @@ static uint32_t mpt__object_new(
 	if (slot) {
 		table->first_free = table->rows[slot].next_free;
 	} else {
-		if (table->count == 0) table->count = 1; /* row 0 means none */
+		if (table->count == 0) table->count = 1;	/* row 0 means none */
 		if (!mpt__room(ctx, table->rows, table->capacity, table->count + 1)) return 0;
 		slot = (uint32_t)table->count++;
 		table->rows[slot].generation = 1;
@@ -22954,6 +22991,20 @@ static uint32_t mpt__object_new(
 static void *mpt__object_slot(mpt_context *ctx, mpt__object_kind kind, uint32_t slot) {
 	return ctx->objects[kind].rows[slot].object;
 }
+
+/* The object behind row *i; NULL: that was the last one. */
+static MPT__UNUSED void *mpt__object_next(
+	const mpt_context *ctx, mpt__object_kind kind, int64_t *i) {
+	const mpt__object_table *table = &ctx->objects[kind];
+	while (++*i < table->count)
+		if (table->rows[*i].object) return table->rows[*i].object;
+	return NULL;
+}
+
+/* Each object of a kind: `one`, of type T, in row one##_at. */
+#define MPT__EACH_OBJECT(T, one, ctx, kind) \
+	T *one; \
+	for (int64_t one##_at = 0; (one = (T *)mpt__object_next(ctx, kind, &one##_at)) != NULL;)
 
 static MPT__COLD void *mpt__object_missing(
 	mpt_context *ctx, mpt__object_kind kind, const mpt_context *owner, uint32_t slot) {
@@ -23138,7 +23189,7 @@ static void mpt__describe_input(
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
 	char first[160], second[160];
-	bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
+	bool casts = !mpt__promotes(frame->context) &&	/* a region would bring them together */
 		mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
 		mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
 	mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
@@ -23190,7 +23241,7 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
 	const int policy = frame->row->policy;
 	mpt_status status = MPT_OK;
 	const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
-	if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
+	if (region && !(frame->dtypes & ~computing)) {	/* most calls; fp32 is preset */
 		if (policy == MPT__POLICY_LOW) frame->out_dtype[0] = frame->compute = low;
 		if (policy == MPT__POLICY_LOW || policy == MPT__POLICY_FP32) return MPT_OK;
 	}
@@ -23333,7 +23384,7 @@ static MPT__NOINLINE bool mpt__region_call(mpt__frame *frame) {
 	if (!frame->twin) return false;
 	frame->records = frame->twin->asks & MPT__ASKS_GRADIENT;
 	frame->skips = !(frame->twin->asks & (MPT__ASKS_ALWAYS | MPT__ASKS_NOW));
-	if (frame->skips) { /* shapes are made, values are not */
+	if (frame->skips) {	/* shapes are made, values are not */
 		ctx->silent = *frame->row;
 		ctx->silent.forward = NULL;
 		frame->row = &ctx->silent;
@@ -23477,7 +23528,7 @@ static mpt__region *mpt__region_again(mpt_context *ctx, const mpt_tensor *in, in
 
 /* Ends the scope of a region's run, but for its results. */
 static mpt_status mpt__region_return(mpt_context *ctx, const mpt_tensor *out, int n_out) {
-	if (ctx->scope_depth == ctx->step_depth) return MPT_OK; /* the forward has ended it */
+	if (ctx->scope_depth == ctx->step_depth) return MPT_OK;	/* the forward has ended it */
 	int64_t kept = ctx->scope_start[--ctx->scope_depth];
 	for (int i = 0; i < n_out; i++) {
 		const mpt__tensor *result = mpt__live(ctx, out[i]);
@@ -23497,7 +23548,7 @@ static mpt_status mpt__region_forward(mpt_context *ctx, mpt__region *region, mpt
 	region->at = region->first;
 	region->seen[ctx->runs_again] = 0;
 	ctx->region = region;
-	ctx->recompute_depth = 0; /* nothing is held that it could spare */
+	ctx->recompute_depth = 0;	/* nothing is held that it could spare */
 	what->run(ctx, what, in, out);
 	mpt__wait_no_more(ctx);
 	ctx->region = above;
@@ -23625,7 +23676,7 @@ static MPT__NOINLINE void mpt__region_used(mpt_context *ctx, mpt__record *record
 	}
 }
 
-#endif /* MPTRAIN_NO_FRUGAL */
+#endif	/* MPTRAIN_NO_FRUGAL */
 
 MPT__END_REGION
 /* ----
@@ -23716,7 +23767,7 @@ static MPT__UNUSED bool mpt__gates_here(const mpt__frame *frame) {
 	return true;
 }
 
-enum { MPT__LET_GO_LEAST = 4096 }; /* elements: below it a launch costs more than is to gain */
+enum { MPT__LET_GO_LEAST = 4096 };	/* elements: below it a launch costs more than is to gain */
 
 /* In backward: lets go of in[0], which came again and was read for the last time, before its
    gradient is made. What came for this call alone, the call that made it holds, too. */
@@ -23899,7 +23950,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ct
 	record->references = (uint32_t)n_out;
 	record->n_saved = record->again = record->repeats = 0;
 	mpt__asks_nothing(record);
-	frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
+	frame->context = ctx;	/* the frame is large: what is not set here, readers do not reach */
 	frame->row = &ctx->ops[op];
 	frame->op = op;
 	frame->n_in = n_in;
@@ -24088,7 +24139,7 @@ static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(
 #endif
 	tensor->gradient =
 		view.storage ? mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
-	if (own && view.storage) mpt__storage_release(ctx, view.storage); /* the view's alone */
+	if (own && view.storage) mpt__storage_release(ctx, view.storage);	/* the view's alone */
 	return tensor->gradient;
 }
 
@@ -24135,7 +24186,7 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(
 	own->flags = MPT__KEPT | MPT__GRADIENT;
 	if (mpt__keeps_layout(frame, input)) mpt__channels_last_strides(own);
 	*place = own;
-	if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
+	if (old) {	/* passed on without a copy before, so others read it: leave theirs alone */
 		mpt__launch_copy(ctx, old, own, MPT__WRITE);
 		mpt__tensor_drop(ctx, old);
 	}
@@ -24165,7 +24216,7 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
 	bool adds = mpt__has_grad(frame->context, parameter);
 	*access = adds ? MPT__ACCUMULATE : MPT__WRITE;
 	mpt__note_scale(frame->context, parameter, adds);
-	parameter->has_grad = true; /* after an error nobody asks */
+	parameter->has_grad = true;	/* after an error nobody asks */
 	return mpt__parameter_gradient(frame->context, input);
 }
 
@@ -24202,7 +24253,7 @@ static mpt__record *mpt__walk_order(mpt_context *ctx, mpt__record *root) {
 	uint32_t mark = ++ctx->walk_mark;
 	mpt__record *order = NULL, *under = NULL;
 	for (mpt__record *record = root; record;) {
-		if (record->mark != mark) { /* its first visit */
+		if (record->mark != mark) {	/* its first visit */
 			record->mark = mark;
 			record->cursor = 0;
 			record->next = under;
@@ -24235,11 +24286,11 @@ static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
 
 /* The path of the module whose forward runs, or whose op's backward does: for errors. */
 static const char *mpt__path_now(const mpt__base *base) {
-	const mpt_context *ctx = (const mpt_context *)base; /* its first member */
+	const mpt_context *ctx = (const mpt_context *)base;	/* its first member */
 	uint32_t record = ctx->in_backward ? ctx->launch.op_record : 0;
 #if defined(MPTRAIN_CUDA)
 	if (!ctx->backend.synchronous && ctx->scalars && ctx->scalars[MPT__SLOT_ERROR].i != 0)
-		return ""; /* a device tells late, and what runs now may be another module */
+		return "";	/* a device tells late, and what runs now may be another module */
 #endif
 	return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
@@ -24489,11 +24540,11 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
 	ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
 	mpt__materialise_all(ctx);
 	ctx->launch.phase = MPT__BACKWARD;
-	mpt__tensor one; /* in no table, and without a handle that could end */
-	mpt__storage_retain(ctx, ctx->scalar_storage); /* or it would seem to be its owner */
+	mpt__tensor one;	/* in no table, and without a handle that could end */
+	mpt__storage_retain(ctx, ctx->scalar_storage);	/* or it would seem to be its owner */
 	mpt_status status = mpt__seed_gradient(ctx, root, gradient, &one);
 	ctx->no_grad_depth++;
-	root->nodes++; /* holds the records, whatever a user op's backward ends */
+	root->nodes++;	/* holds the records, whatever a user op's backward ends */
 	mpt__record *record = mpt__walk_order(ctx, root->record);
 #ifndef MPTRAIN_NO_FRUGAL
 	if (MPT__UNLIKELY(ctx->walk != NULL) && status == MPT_OK) {
@@ -24640,10 +24691,10 @@ MPT__BEGIN_COLD
  * nothing else does from the first launch that names it to the last. */
 
 typedef struct {
-	int64_t bytes;       /* 0: nobody names it */
-	int64_t first, last; /* launches */
+	int64_t bytes;			/* 0: nobody names it */
+	int64_t first, last;	/* launches */
 	int64_t offset;
-	int64_t root; /* the stay whose place this one takes over: of an op in place; or itself */
+	int64_t root;	/* the stay whose place this one takes over: of an op in place; or itself */
 } mpt__stay;
 
 /* The largest first, of equal ones that which begins first: what is large then finds room between
@@ -24821,14 +24872,14 @@ typedef struct mpt__recording {
 	mpt__launch *launches;
 	int64_t count, capacity;
 	int64_t storages_before;
-	mpt__ids retired; /* given back while recording */
-	mpt__ids held;    /* outlive the recording, with a reference each */
-	mpt__ids work;    /* kind, slot, generation of what mpt__recorder_note was told */
-	int64_t *offset;     /* of each retired one in the memory that they share; NULL: not planned */
-	int64_t arena_bytes; /* of that memory */
-	uint32_t arena;      /* its storage during replays; 0: none */
+	mpt__ids retired;	/* given back while recording */
+	mpt__ids held;		/* outlive the recording, with a reference each */
+	mpt__ids work;		/* kind, slot, generation of what mpt__recorder_note was told */
+	int64_t *offset;		/* of each retired one in the memory that they share; NULL: not planned */
+	int64_t arena_bytes;	/* of that memory */
+	uint32_t arena;			/* its storage during replays; 0: none */
 	bool failed;
-	bool own; /* anomaly mode's */
+	bool own;	/* anomaly mode's */
 } mpt__recording;
 
 MPT__HANDLES(recording, MPT__RECORDING)
@@ -24866,7 +24917,7 @@ static void mpt__recorder_hold(
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
-static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__record_launch(MPT__HEARS) {
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__recording *recorder = (mpt__recording *)user;
 	if (ctx->unrecorded) return;
@@ -24914,16 +24965,16 @@ static mpt_status mpt__recorder_start(mpt_context *ctx) {
 	mpt__recording *recorder =
 		(mpt__recording *)mpt__object_make(ctx, MPT__RECORDING, sizeof *recorder);
 	if (!recorder) return ctx->base.status;
-	mpt__pool_trim(ctx); /* its rows would seem to be storages of before, which replays hold */
+	mpt__pool_trim(ctx);	/* its rows would seem to be storages of before, which replays hold */
 	recorder->storages_before = ctx->storage_count;
 	if (mpt__listen(ctx, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
 		mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);
 		return ctx->base.status;
 	}
-	ctx->device_step = -1; /* so that the recording sets it */
+	ctx->device_step = -1;	/* so that the recording sets it */
 	ctx->recorder = recorder;
 	ctx->retire = mpt__recorder_retire;
-	for (int64_t i = 0; i < ctx->block_count; i++) { /* so that the casts are recorded */
+	for (int64_t i = 0; i < ctx->block_count; i++) {	/* so that the casts are recorded */
 		mpt__block *block = &ctx->blocks[i];
 		uint32_t version = block->live ? ctx->storages[block->values].version : 0;
 		block->form_version[0] = block->form_version[1] = version - 1;
@@ -24976,7 +25027,7 @@ static bool mpt__replay_plan(mpt_context *ctx, mpt__recording *recorder) {
 	const int64_t n = recorder->retired.count;
 	recorder->offset = (int64_t *)mpt__host_array(ctx, n, sizeof *recorder->offset);
 	bool made = recorder->offset != NULL;
-#ifdef MPTRAIN_NO_FRUGAL /* one behind the other */
+#ifdef MPTRAIN_NO_FRUGAL	/* one behind the other */
 	for (int64_t i = 0; i < n && made; i++) {
 		recorder->offset[i] = recorder->arena_bytes;
 		recorder->arena_bytes +=
@@ -25036,15 +25087,10 @@ static void mpt__replay_versions(mpt_context *ctx, const mpt__recording *recorde
 	}
 }
 
-static void mpt__replay_launch(mpt_context *ctx, const mpt__recording *recorder, int64_t i) {
-	mpt__launch launch = recorder->launches[i];
-	mpt__submit(ctx, &launch);
-}
-
 /* Runs the launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *ctx, const mpt__recording *recorder) {
 	for (int64_t i = 0; i < recorder->count && mpt__ok(ctx); i++)
-		mpt__replay_launch(ctx, recorder, i);
+		mpt__submit(ctx, &recorder->launches[i]);
 }
 
 mpt_status mpt_replay(mpt_recording recording) {
@@ -25057,7 +25103,7 @@ mpt_status mpt_replay(mpt_recording recording) {
 				ctx, STATE, "mpt_half has moved parameters since the recording; record anew");
 	if (mpt__launches_refused(ctx, recorder->launches, recorder->count)) return ctx->base.status;
 	bool ready = mpt__replay_memory(ctx, recorder, true);
-	ctx->device_step = -1; /* the launches may set it */
+	ctx->device_step = -1;	/* the launches may set it */
 	if (ready) mpt__replay_launches(ctx, recorder);
 	mpt__replay_versions(ctx, recorder);
 	mpt__replay_memory(ctx, recorder, false);
@@ -25100,7 +25146,7 @@ static const char *const mpt__kernel_names[] = {
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
-static void mpt__print_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__print_launch(MPT__HEARS) {
 	const mpt__launch *launch = (const mpt__launch *)what;
 	static const char *const access[] = {"?", "r", "w", "rw", "a"};
 	const mpt__printer *printer = (const mpt__printer *)user;
@@ -25181,7 +25227,7 @@ static void mpt__trace_operand(
 	mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
-static void mpt__trace_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__trace_launch(MPT__HEARS) {
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__tracer *tracer = (mpt__tracer *)user;
 	if (launch->phase == MPT__OTHER) return;
@@ -25235,7 +25281,7 @@ static void mpt__scalars_look(mpt_context *ctx) {
 	if (backend->synchronous) return;
 	const mpt__scalar *set = ctx->scalars + 3 * MPT__SLOT_COUNT;
 	for (int i = 0; i < 2; i++) {
-		int place = i ^ (ctx->landing[0] > ctx->landing[1]); /* the older first */
+		int place = i ^ (ctx->landing[0] > ctx->landing[1]);	/* the older first */
 		int64_t number = ctx->landing[place];
 		if (!number || !backend->landed(backend->self, place)) continue;
 		const mpt__scalar *from = ctx->scalars + (1 + place) * MPT__SLOT_COUNT;
@@ -25316,7 +25362,7 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
 /* The mean by the host's view of the device. */
 static double mpt__metric_seen(const mpt_context *ctx, const mpt__metric *metric) {
 	int64_t count = metric ? ctx->scalars[metric->count_slot].i : 0;
-	if (metric && mpt__is_dry(&ctx->base)) return 0; /* nobody counts there */
+	if (metric && mpt__is_dry(&ctx->base)) return 0;	/* nobody counts there */
 	return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : MPT__NAN_F64;
 }
 
@@ -25491,7 +25537,7 @@ mpt_status mpt_scope_begin(mpt_context *ctx) {
 /* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
    scope at all. */
 static mpt_status mpt__scope_close(mpt_context *ctx, int64_t kept) {
-	if (ctx->step_depth == ctx->scope_depth) { /* or both are 0 */
+	if (ctx->step_depth == ctx->scope_depth) {	/* or both are 0 */
 		if (ctx->dropped_scopes > 0) return ctx->dropped_scopes--, MPT_OK;
 		return mpt__error(ctx, STATE, "%s",
 			ctx->step_depth ? "the innermost scope is the step; mpt_step_end ends it"
@@ -25555,7 +25601,7 @@ mpt_status mpt_step_end(mpt_context *ctx) {
 	mpt__tell(ctx, MPT__STEP_ENDED, NULL);
 	if (!ctx->backend.synchronous && mpt__ok(ctx)) {
 		mpt__scalars_ask(ctx);
-		mpt__check_device(ctx); /* what an earlier step left */
+		mpt__check_device(ctx);	/* what an earlier step left */
 	}
 	return ctx->base.status;
 }
@@ -25592,12 +25638,12 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
 	if (!tensor) return mpt__null(ctx);
 	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RANDOM);
 	launch->function = (uint8_t)function;
-	launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
+	launch->imm[1] = 1.0;	/* from 0 to 1; mean 0, deviation 1 */
 	launch->imm[2] = 1.0 - mpt__dtype_info[dtype].epsilon / 2;
 	launch->rng.seed = seed ? *seed : ctx->config.seed;
-	launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
+	launch->rng.stream = 1;	/* module paths hash elsewhere with all but certainty */
 	launch->rng.call = seed ? UINT32_MAX : ctx->now.draws++;
-	if (!seed && mpt__is_capturing(ctx)) { /* each repetition draws on from where it begins */
+	if (!seed && mpt__is_capturing(ctx)) {	/* each repetition draws on from where it begins */
 		launch->rng.call -= ctx->draws_before;
 		launch->slot[1] = MPT__SLOT_DRAWS;
 	}
@@ -25852,7 +25898,7 @@ bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
 	for (int64_t i = 0; close && i < numel; i++) {
 		double distance = va[i] > vb[i] ? va[i] - vb[i] : vb[i] - va[i];
 		double size = vb[i] < 0 ? -vb[i] : vb[i];
-		bool equal = va[i] == vb[i]; /* infinities, whose distance is NaN */
+		bool equal = va[i] == vb[i];	/* infinities, whose distance is NaN */
 		close = equal || (mpt__f64_is_finite(distance) && distance <= atol + rtol * size);
 	}
 	mpt__host_free(ctx, va, bytes);
@@ -25950,7 +25996,7 @@ static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
 	return mpt__absent(ctx, call, "what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
-static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {}
+static void mpt__anomaly_stop(MPT__HEARS) {}
 static void mpt__anomaly_free(mpt_context *ctx) {}
 
 mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
@@ -25964,28 +26010,28 @@ MPT__END_ABSENT
 
 /* What a launch made that is not finite: its first such element. */
 typedef struct {
-	int64_t launch; /* position in the recording */
+	int64_t launch;	/* position in the recording */
 	int64_t index;
-	uint32_t path; /* of the module */
+	uint32_t path;	/* of the module */
 	int operand;
 	double value;
 } mpt__finding;
 
 typedef struct mpt__anomaly {
-	void (*end)(mpt_context *ctx); /* a pointer: programs that never ask for this are without it */
-	mpt__finding *findings;        /* of the open step */
+	void (*end)(mpt_context *ctx);	/* a pointer: programs that never ask for this are without it */
+	mpt__finding *findings;			/* of the open step */
 	int64_t count, capacity;
-	bool lost;   /* a loss that backward ran from was not finite */
-	bool looked; /* the step was replayed already */
+	bool lost;		/* a loss that backward ran from was not finite */
+	bool looked;	/* the step was replayed already */
 	mpt_anomaly_kind kind;
 	char report[640];
 } mpt__anomaly;
 
 /* A storage in the replay. */
 typedef struct {
-	void *data; /* NULL: the replay reads the original */
+	void *data;	/* NULL: the replay reads the original */
 	int size_class;
-	uint8_t dtype, first; /* of its first use: as what, how; 0: it is not used */
+	uint8_t dtype, first;	/* of its first use: as what, how; 0: it is not used */
 	bool low, written;
 } mpt__shadow;
 
@@ -26013,7 +26059,7 @@ static double mpt__element(
 
 /* ==== While a step runs ==== */
 
-static void mpt__anomaly_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_launch(MPT__HEARS) {
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__anomaly *anomaly = (mpt__anomaly *)user;
 	if (launch->phase > MPT__BACKWARD) return;
@@ -26037,7 +26083,7 @@ static void mpt__anomaly_launch(mpt_context *ctx, void *user, const void *what) 
 }
 
 /* Ends the recording of a step, if it is this mode's. */
-static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_stop(MPT__HEARS) {
 	(void)user, (void)what;
 	if (!ctx->recorder || !ctx->recorder->own) return;
 	const mpt__recording *recorder = mpt__recorder_stop(ctx);
@@ -26046,7 +26092,7 @@ static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
 }
 
 /* At the start of a step. One that the user records, or captures, is not looked at. */
-static void mpt__anomaly_start(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_start(MPT__HEARS) {
 	mpt__anomaly *anomaly = (mpt__anomaly *)user;
 	(void)what;
 	anomaly->count = 0;
@@ -26107,14 +26153,14 @@ static void mpt__anomaly_uses(const mpt_context *ctx, int64_t last, mpt__shadow 
 static bool mpt__anomaly_shadow(mpt_context *ctx, uint32_t id, mpt__shadow *shadow) {
 	int64_t bytes = ctx->storages[id].bytes * (shadow->low ? 2 : 1);
 	bool copied = shadow->first == MPT__READ;
-	if (copied && !ctx->data[id]) return false; /* written by the host, and gone */
+	if (copied && !ctx->data[id]) return false;	/* written by the host, and gone */
 	shadow->data =
 		mpt__pool_take(ctx, bytes > 0 ? bytes : 1, MPT_MEMORY_WORKSPACE, &shadow->size_class);
 	if (!shadow->data) return false;
 	mpt__account(&ctx->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadow->size_class));
 	void *pair[3] = {NULL, ctx->data[id], shadow->data};
 	mpt__launch *launch = mpt__launch_begin(ctx, copied ? MPT__K_COPY : MPT__K_FILL);
-	bool low = copied && mpt__is_low(shadow->dtype); /* of other dtypes bytes are what counts */
+	bool low = copied && mpt__is_low(shadow->dtype);	/* of other dtypes bytes are what counts */
 	int64_t count = copied && low ? bytes / 4 : copied ? ctx->storages[id].bytes : bytes;
 	if (copied)
 		mpt__operand_on(launch, 0, 1, low ? (mpt_dtype)shadow->dtype : MPT_U8, 0, count, MPT__READ);
@@ -26209,7 +26255,7 @@ static void mpt__anomaly_replay(mpt_context *ctx) {
 	mpt__host_free(ctx, shadows, bytes);
 }
 
-static void mpt__anomaly_loss(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_loss(MPT__HEARS) {
 	const mpt__tensor *loss = (const mpt__tensor *)what;
 	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
 	mpt__reads(launch, 0, loss);
@@ -26235,7 +26281,7 @@ static bool mpt__gradients_failed(mpt_context *ctx) {
 	return false;
 }
 
-static void mpt__anomaly_look(mpt_context *ctx, void *user, const void *what) {
+static void mpt__anomaly_look(MPT__HEARS) {
 	mpt__anomaly *anomaly = (mpt__anomaly *)user;
 	(void)what;
 	if (!ctx->recorder || !ctx->recorder->own || ctx->recorder->failed || anomaly->count == 0 ||
@@ -26291,7 +26337,7 @@ const char *mpt_anomaly_text(mpt_context *ctx) {
 	return ctx && ctx->anomaly ? ctx->anomaly->report : "";
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 MPT__END_REGION
 /* ----
@@ -26880,7 +26926,7 @@ static mpt_status mpt__logical_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__binary_forward(mpt__frame *frame) {
-	if (frame->op == MPT__OP_mul) { /* each for the gradient of the other */
+	if (frame->op == MPT__OP_mul) {	/* each for the gradient of the other */
 		mpt__save(frame, mpt__wants(frame, 1) ? frame->in[0] : NULL);
 		mpt__save(frame, mpt__wants(frame, 0) ? frame->in[1] : NULL);
 	} else if (frame->op == MPT__OP_div) {
@@ -27372,7 +27418,7 @@ static mpt_dtype mpt__rounded_to(const mpt_context *ctx, const mpt__tensor *x) {
 	return found == x->saves ? dtype : MPT_F32;
 }
 
-enum { MPT__NARROW_LEAST = 1 << 18 }; /* elements: of 1 MB half is worth a copy */
+enum { MPT__NARROW_LEAST = 1 << 18 };	/* elements: of 1 MB half is worth a copy */
 
 /* Keeps halves in the place of fp32 that no handle names and that linear layers alone saved: they
    round it when they read it, in forward as in backward, so no bit changes. */
@@ -27543,7 +27589,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
 		launch->function = MPT__FN_SUM;
 		const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
 		mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
-		if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+		if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY;	/* nothing to sum */
 		mpt__submit(ctx, launch);
 	}
 	return ctx->base.status;
@@ -27581,7 +27627,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
 		a->index[0] = dim;
 	}
 	if (!a->index[2] || (function != MPT__FN_MAX && function != MPT__FN_MIN))
-		frame->layout = MPT__LAYOUT_KEPT; /* those have flat operands */
+		frame->layout = MPT__LAYOUT_KEPT;	/* those have flat operands */
 	int64_t reduced = 1;
 	for (int i = 0; i < x->shape.rank; i++) {
 		bool gone = a->index[2] || i == a->index[0];
@@ -27900,7 +27946,7 @@ mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 	int64_t *dim = &frame->attributes->index[0];
-	int rank = frame->in[0]->shape.rank; /* 0: one element, whatever the dimension is called */
+	int rank = frame->in[0]->shape.rank;	/* 0: one element, whatever the dimension is called */
 	*dim = rank > 0 ? mpt__dimension(frame->context, (int)*dim, rank) : 0;
 	return *dim < 0 ? mpt__outcome(frame) : mpt__unary_shape(frame);
 }
@@ -28046,7 +28092,7 @@ static bool mpt__reshape_strides(
 		while (from > 0 &&
 			(tensor->shape.dim[from - 1] == 1 ||
 				tensor->stride[from - 1] == tensor->shape.dim[from] * tensor->stride[from])) {
-			if (tensor->shape.dim[from - 1] == 1) { /* its stride says nothing: look through it */
+			if (tensor->shape.dim[from - 1] == 1) {	/* its stride says nothing: look through it */
 				if (from == 1) {
 					from--;
 					break;
@@ -28210,7 +28256,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
 	int64_t count = bound[1] > bound[0] ? (bound[1] - bound[0] - 1) / index[3] + 1 : 0;
 	index[0] = dim;
 	index[1] = count > 0 ? bound[0] : 0;
-	if (count <= 1) index[3] = 1; /* any step would do, but strides must not overflow */
+	if (count <= 1) index[3] = 1;	/* any step would do, but strides must not overflow */
 	frame->is_view = true;
 	mpt__unary_shape(frame);
 	frame->out_shape[0].dim[dim] = count;
@@ -28225,7 +28271,7 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
 	if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
 		return mpt__outcome(frame);
 	const int64_t *index = frame->attributes->index;
-	mpt__tensor part = *frame->dx; /* what the slice took */
+	mpt__tensor part = *frame->dx;	/* what the slice took */
 	part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
 	part.stride[index[0]] *= index[3];
 	part.offset += index[1] * frame->dx->stride[index[0]];
@@ -28276,7 +28322,7 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
 		mpt__error(x.context, ARGUMENT, "expected parts of 1 or more, and where to put them");
 		return -1;
 	}
-	int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
+	int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1;	/* also of nothing */
 	if (count > capacity) {
 		mpt__error(x.context, ARGUMENT, "%lld parts, but room for %d", count, capacity);
 		return -1;
@@ -29125,7 +29171,7 @@ static mpt_tensor mpt__apply_nll(
 	mpt__frame frame;
 	mpt_tensor loss = mpt__null(ctx);
 	if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
-		*frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
+		*frame.attributes = mpt__no_attributes;	/* one copied here would wait for its own stores */
 		frame.attributes->index[0] = config->ignore_index;
 		frame.attributes->index[1] = positions;
 		frame.attributes->reduction = (uint8_t)config->reduction;
@@ -29536,7 +29582,7 @@ static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, 
 mpt_tensor mpt_cosine_embedding_loss(
 	mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin, mpt_reduction reduction) {
 	static const char name[] = "mpt_cosine_embedding_loss";
-	double eps = 1e-12; /* PyTorch's, added to the squares */
+	double eps = 1e-12;	/* PyTorch's, added to the squares */
 	mpt__spares spares;
 	mpt_tensor in[2], of[4];
 	in[0] = a, in[1] = b;
@@ -29702,8 +29748,8 @@ static void mpt__operand_image(
 
 /* What follows the sums of products; all of it may be absent. */
 typedef struct {
-	const mpt__tensor *bias, *residual; /* the latter a dense image */
-	bool exact, relu;                   /* exact: the bias is not rounded */
+	const mpt__tensor *bias, *residual;	/* the latter a dense image */
+	bool exact, relu;					/* exact: the bias is not rounded */
 } mpt__conv_end;
 
 /* ==== Images channel by channel ==== */
@@ -29720,13 +29766,13 @@ static mpt__launch *mpt__conv_begin(
 }
 
 /* What is faster so; measured on Zen 5. */
-#define MPT__PLANES_CHANNELS 64   /* on a side, at most */
-#define MPT__PLANES_PRODUCTS 256  /* channels of x times those of y, at most */
-#define MPT__PLANES_OF_HALVES 144 /* the same where halves are multiplied */
-#define MPT__PLANES_PIXELS 8      /* of a line, at least; of depthwise ones twice that */
+#define MPT__PLANES_CHANNELS 64		/* on a side, at most */
+#define MPT__PLANES_PRODUCTS 256	/* channels of x times those of y, at most */
+#define MPT__PLANES_OF_HALVES 144	/* the same where halves are multiplied */
+#define MPT__PLANES_PIXELS 8		/* of a line, at least; of depthwise ones twice that */
 
 #ifdef MPTRAIN_NO_SIMD
-#define mpt__conv_planes(frame, x, y) false /* no backend has them */
+#define mpt__conv_planes(frame, x, y) false	/* no backend has them */
 #else
 /* Whether a backend's routines for few channels take images x and y as they lie. */
 static bool mpt__conv_planes(const mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *y) {
@@ -29850,7 +29896,7 @@ static mpt_status mpt__conv_compute(
 	mpt__frame *frame, const mpt__tensor *weight, mpt__conv_end end) {
 	bool transposed = frame->op == MPT__OP_conv_transpose2d;
 	mpt__tensor image[3], residual;
-	const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
+	const mpt__tensor *bias = end.bias;	/* which kernels read as elements in a row */
 	if (bias && !(end.bias = mpt__contiguous_of(frame, bias))) return mpt__outcome(frame);
 	if (mpt__conv_planes(frame, frame->in[0], frame->out[0])) {
 		const mpt__tensor *of[3] = {frame->in[0], NULL, frame->out[0]};
@@ -29897,7 +29943,7 @@ static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
 }
 
 static MPT__COLD void mpt__run_waiting(mpt_context *ctx) {
-	mpt__launch filled = ctx->launch; /* the one that comes after */
+	mpt__launch filled = ctx->launch;	/* the one that comes after */
 	mpt__waiting taken;
 	mpt__frame frame;
 	mpt__waiting_begin(&frame, ctx, &taken);
@@ -29940,7 +29986,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 		mpt__conv_planes(frame, frame->saved[0], frame->dy[0]))
 		return mpt__planes_backward(frame);
 	if (!mpt__image_in(frame, frame->dy[0], &dy)) return ctx->base.status;
-	if (relu) { /* in place if nobody else reads */
+	if (relu) {	/* in place if nobody else reads */
 		mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
 		if (!mpt__storage_alone(ctx, dy.storage) &&
 			!mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
@@ -29962,7 +30008,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 	}
 	to = mpt__gradient_into(frame, 2, &access);
 	if (to) {
-		mpt__tensor each = *to; /* [1, O, 1, 1] */
+		mpt__tensor each = *to;	/* [1, O, 1, 1] */
 		each.shape = dy.shape;
 		each.shape.dim[0] = each.shape.dim[2] = each.shape.dim[3] = 1;
 		for (int d = 0; d < 4; d++) each.stride[d] = d == 1 ? to->stride[0] : 0;
@@ -30016,7 +30062,7 @@ static bool mpt__conv_attributes(
 		c.stride[0] = c.dilation[0] = 1;
 		c.padding[0] = c.output_padding[0] = 0;
 	}
-	for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+	for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0;	/* the shape rule's to find */
 	*a = mpt__no_attributes;
 	a->required = 2;
 	a->index[MPT__CONV_GROUPS] = c.groups;
@@ -30471,11 +30517,11 @@ enum {
 	MPT__POOL_COUNTS_PADDING = 1,
 	MPT__POOL_ADAPTIVE = 2,
 	MPT__POOL_CEILING = 4,
-	MPT__POOL_POSITIVE = 4 /* of launches */
+	MPT__POOL_POSITIVE = 4	/* of launches */
 };
 
 #ifndef MPTRAIN_NO_CONV
-#define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
+#define MPT__POOL_MOST (INT64_C(1) << 30)	/* of all these numbers */
 
 static mpt_status mpt__pooling_shape(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
@@ -30497,7 +30543,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
 		bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
 		int64_t room = in + 2 * padding - window + (ceiling ? step - 1 : 0);
 		int64_t out = adaptive ? window : room / step + 1;
-		if (ceiling && (out - 1) * step >= in + padding) out--; /* it would begin in the padding */
+		if (ceiling && (out - 1) * step >= in + padding) out--;	/* it would begin in the padding */
 		if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
 			in * x->shape.dim[2] > INT32_MAX)
 			return mpt__error(ctx, SHAPE,
@@ -30531,7 +30577,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
 		return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
 	if (frame->records && frame->op == MPT__OP_max_pool2d) {
 		const int64_t *a = frame->attributes->index, *in = x->shape.dim;
-		const int64_t most = a[6] & MPT__POOL_ADAPTIVE /* elements of a window */
+		const int64_t most = a[6] & MPT__POOL_ADAPTIVE	/* elements of a window */
 			? (in[2] / a[0] + 2) * (in[3] / a[1] + 2)
 			: a[0] * a[1];
 		const mpt_dtype dtype = most <= UINT8_MAX ? MPT_U8 : MPT_I32;
@@ -31012,7 +31058,7 @@ static mpt_status mpt__rope_backward(mpt__frame *frame) {
  * in: x [.., D], weight [V, D], targets [..], class weights or none. The logits of some rows exist
  * at a time; backward computes them again and turns them into their gradient in place. */
 
-#define MPT__LOGIT_BYTES ((int64_t)32 << 20) /* of the logits that exist at a time, about */
+#define MPT__LOGIT_BYTES ((int64_t)32 << 20)	/* of the logits that exist at a time, about */
 
 static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
 	mpt_context *ctx = frame->context;
@@ -31038,7 +31084,7 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
 			&by->shape, frame->out_dtype[0], w->shape.dim[0]);
 	if (!mpt__promotes(ctx) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
 	if (x->dtype != MPT_F64) frame->compute = low;
-	frame->attributes->index[1] = 1; /* rows of a sample */
+	frame->attributes->index[1] = 1;	/* rows of a sample */
 	for (int i = 1; i < rank - 1; i++) frame->attributes->index[1] *= x->shape.dim[i];
 	if (rank == 2) frame->attributes->index[1] = 0;
 	frame->out_shape[0].rank = 0;
@@ -31049,7 +31095,7 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
 /* The rows under way: at .. at+n-1 of all. */
 typedef struct {
 	int64_t at, n, step, all;
-	mpt__tensor logits; /* room for `step` rows */
+	mpt__tensor logits;	/* room for `step` rows */
 	const mpt__tensor *x, *weight, *targets;
 } mpt__logit_rows;
 
@@ -31104,7 +31150,7 @@ static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
 static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
 	const mpt__tensor *losses, const mpt__tensor *divisor) {
 	mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);
-	mpt__tensor one = *divisor; /* in place of log-probabilities */
+	mpt__tensor one = *divisor;	/* in place of log-probabilities */
 	one.storage = frame->context->scalar_storage;
 	one.offset = one.dtype == MPT_F64 ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
 	mpt__operand *o = mpt__operand_ranked(launch, 0, &one, 2, MPT__READ);
@@ -31431,7 +31477,7 @@ static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
 #define mpt__interpolate_shape NULL
 #define mpt__interpolate_forward NULL
 #define mpt__interpolate_backward NULL
-#endif /* MPTRAIN_NO_CONV */
+#endif	/* MPTRAIN_NO_CONV */
 
 /* ==== The functions ==== */
 
@@ -31522,17 +31568,17 @@ enum {
 	MPT__RNN_LENGTHS,
 	MPT__RNN_INPUTS,
 	MPT__RNN_GATES = MPT__RNN_INPUTS,
-	MPT__RNN_AFTER,  /* cells of an LSTM; of a GRU what the state gives to n */
-	MPT__RNN_STATES, /* those that the next step begins with: the output, unless lengths differ */
-	MPT__RNN_INNER,  /* before the projection */
+	MPT__RNN_AFTER,		/* cells of an LSTM; of a GRU what the state gives to n */
+	MPT__RNN_STATES,	/* those that the next step begins with: the output, unless lengths differ */
+	MPT__RNN_INNER,		/* before the projection */
 	MPT__RNN_SAVED
 };
 
 /* What a call is about. index[0]: batch_first; index[1]: backwards in time. */
 typedef struct {
 	mpt__cell cell;
-	bool batch_first, reverse, wide;            /* wide: with a projection */
-	int64_t gates, steps, batch, hidden, width; /* width: of the state */
+	bool batch_first, reverse, wide;			/* wide: with a projection */
+	int64_t gates, steps, batch, hidden, width;	/* width: of the state */
 	mpt_dtype real;
 } mpt__recurrence;
 
@@ -31733,9 +31779,9 @@ static mpt__launch *mpt__cell_launch(mpt__frame *frame, const mpt__recurrence *r
 typedef struct {
 	mpt__recurrence r;
 	mpt__source hh, hr;
-	const mpt__tensor *h, *c, *lengths, *bias; /* dense; NULL: absent */
+	const mpt__tensor *h, *c, *lengths, *bias;	/* dense; NULL: absent */
 	mpt__tensor *gates, *after, *states, *inner, *given, *wide;
-	bool keeps; /* all steps of `after` */
+	bool keeps;	/* all steps of `after` */
 } mpt__unrolled;
 
 static bool mpt__unrolled_begin(mpt__frame *frame, mpt__unrolled *u) {
@@ -31890,9 +31936,9 @@ typedef struct {
 	mpt__recurrence r;
 	mpt__source hh, hr;
 	const mpt__tensor *h, *c, *lengths, *dy;
-	mpt__tensor *slopes, *by_state; /* by what x gives to the gates, by what the state gives */
-	mpt__tensor *projected;         /* by the projected state */
-	mpt__tensor *dh, *dc, *dm;      /* of the step under way; dm: before the projection */
+	mpt__tensor *slopes, *by_state;	/* by what x gives to the gates, by what the state gives */
+	mpt__tensor *projected;			/* by the projected state */
+	mpt__tensor *dh, *dc, *dm;		/* of the step under way; dm: before the projection */
 } mpt__rolled;
 
 /* A slope that begins as that of an output, or 0. */
@@ -32039,7 +32085,7 @@ static mpt_status mpt__rolled_bias(mpt__frame *frame, int i, const mpt__tensor *
 	launch->function = MPT__FN_SUM;
 	const mpt__operand *rows = mpt__operand_rows(launch, 0, slopes, false, MPT__READ);
 	mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
-	if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+	if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY;	/* nothing to sum */
 	return mpt__submit(frame->context, launch);
 }
 
@@ -32141,7 +32187,7 @@ static mpt_tensor mpt__recurrent_call(const char *name, int op, mpt_tensor x,
 	mpt_context *ctx = mpt__context_of(in, n_in);
 	for (int i = 0; i < n_out - 1; i++)
 		if (state[i]) *state[i] = mpt__null(ctx);
-	attributes.required = (uint8_t)(n_in - 1); /* lengths are of another dtype than the others */
+	attributes.required = (uint8_t)(n_in - 1);	/* lengths are of another dtype than the others */
 	attributes.index[0] = how->batch_first;
 	attributes.index[1] = how->reverse;
 	attributes.activation = (uint8_t)(how->relu ? MPT_ACTIVATION_RELU : MPT_ACTIVATION_TANH);
@@ -32193,7 +32239,7 @@ MPT__HANDLES(op, MPT__USER_OP)
 
 /* What the user's functions get: the frame, and slots for the handles that they set. */
 enum { MPT__CALL_OUTPUT, MPT__CALL_SAVED, MPT__CALL_GRADIENT, MPT__CALL_KINDS };
-enum { MPT__CALL_SLOTS = 8 }; /* the largest of the three maxima */
+enum { MPT__CALL_SLOTS = 8 };	/* the largest of the three maxima */
 
 struct mpt_op_call {
 	mpt__frame *frame;
@@ -32283,7 +32329,7 @@ mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
 	if (!call->backward) return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
 	const mpt__tensor *dy = call->frame->dy[index];
 	if (dy) return mpt__handle(ctx, mpt__tensor_alias(ctx, dy));
-	const mpt__tensor *like = call->frame->saved[MPT__USER_INPUTS + index]; /* there are several */
+	const mpt__tensor *like = call->frame->saved[MPT__USER_INPUTS + index];	/* there are several */
 	return mpt__filled(ctx, "mpt_op_output_grad", (mpt_dtype)like->dtype, &like->shape, 0.0);
 }
 
@@ -32307,7 +32353,7 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 /* The user's status, or the sticky one; a failure without a message gets one. */
 static mpt_status mpt__user_status(
 	mpt_context *ctx, const mpt__op *op, const char *call, mpt_status status) {
-	ctx->base.op = call; /* not the last one that the user's function made */
+	ctx->base.op = call;	/* not the last one that the user's function made */
 #if defined(MPTRAIN_CUDA)
 	if (mpt__ok(ctx) && ctx->queues) {
 		ctx->queues = false;
@@ -32400,7 +32446,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
 	mpt__tell_watchers(ctx, MPT__USER_OP_BEGAN, frame);
 	mpt__user_status(ctx, op, "mpt_op_apply", op->cls.forward(call, op->user));
 	ctx->forward_depth--;
-	ctx->no_grad_depth = depth; /* forward may have cleared an error */
+	ctx->no_grad_depth = depth;	/* forward may have cleared an error */
 	for (int i = 0; i < frame->n_in; i++) {
 		if (!frame->in[i]) continue;
 		if (!frame->in[i]->handle)
@@ -32474,7 +32520,7 @@ static bool mpt__queue_open(mpt_context *ctx) {
 		return mpt__reject(ctx, UNSUPPORTED,
 			"a kernel of your own is no launch of the library's: neither captured "
 			"steps nor recordings can repeat it");
-	if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
+	if (ctx->recorder) ctx->recorder->failed = true;	/* anomaly mode is silent then */
 	mpt__wait_no_more(ctx);
 	mpt__region_read(ctx);
 	return mpt__ok(ctx);
@@ -32735,7 +32781,7 @@ mpt_tensor mpt_arange(mpt_context *ctx, mpt_dtype dtype, int64_t count) {
 	if (count < 0 || count > INT64_MAX / 16)
 		return mpt__refuse(ctx, ARGUMENT, "count %lld is negative or beyond 2^59", count);
 	mpt_tensor counted;
-	if (ctx->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
+	if (ctx->scope_depth > 0 && count < 1 << 24) {	/* to where fp32 counts */
 		counted = mpt_cumsum(mpt_ones(ctx, MPT_F32, MPT_SHAPE(count)), 0);
 		counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
 	} else {
@@ -32763,7 +32809,7 @@ enum { MPT__LETTERS = 52, MPT__LABELS = MPT__LETTERS + MPT_MAX_RANK };
 /* A factor to be multiplied, or the product of those done. */
 typedef struct {
 	mpt_tensor tensor;
-	bool own; /* made here, not the caller's */
+	bool own;	/* made here, not the caller's */
 	int rank;
 	int label[MPT_MAX_RANK];
 } mpt__factor;
@@ -32772,9 +32818,9 @@ typedef struct {
 	mpt_context *context;
 	const char *equation;
 	mpt__factor factor[MPT_MAX_RANK];
-	int count, ellipsis; /* factors; dimensions of the widest "..." */
+	int count, ellipsis;	/* factors; dimensions of the widest "..." */
 	int64_t size[MPT__LABELS];
-	int uses[MPT__LABELS]; /* factors to come and the output that have it */
+	int uses[MPT__LABELS];	/* factors to come and the output that have it */
 } mpt__einsum;
 
 static int mpt__label_of(char c) {
@@ -32863,7 +32909,7 @@ static bool mpt__einsum_output(mpt__einsum *e, const char *at, mpt__factor *out)
 		for (int k = 0; k < e->factor[i].rank; k++) found[e->factor[i].label[k]]++;
 	if (*at == 0) {
 		out->rank = 0;
-		for (int n = 0; n < MPT__LABELS; n++) { /* those of "..." first */
+		for (int n = 0; n < MPT__LABELS; n++) {	/* those of "..." first */
 			const int label = n < MPT_MAX_RANK ? MPT__LETTERS + n : n - MPT_MAX_RANK;
 			if (found[label] == 0 || (label < MPT__LETTERS && found[label] > 1)) continue;
 			if (out->rank == MPT_MAX_RANK)
@@ -33040,7 +33086,7 @@ static bool mpt__factor_multiply(const mpt__einsum *e, mpt__factor *a, mpt__fact
 	mpt__factor_groups(e, a, &g, of_a, matrices ? 3 : 2, matrices);
 	mpt__factor_groups(e, b, &g, of_b, 3, matrices);
 	if (!matrices && g.count[MPT__OF_A] + g.count[MPT__OF_B] > 0) {
-		mpt_shape apart = shape; /* b beside a */
+		mpt_shape apart = shape;	/* b beside a */
 		for (int k = 0; k < g.count[MPT__OF_B]; k++)
 			apart.dim[g.count[MPT__OF_BOTH] + g.count[MPT__OF_A] + k] = 1;
 		mpt__factor_set(a, mpt_reshape(a->tensor, apart));
@@ -33079,7 +33125,7 @@ static bool mpt__einsum_run(mpt__einsum *e, const mpt__factor *out) {
 	if (!mpt__factor_sums(e, a, NULL)) return false;
 	mpt__factor_stretch(e, a);
 	mpt__factor_order(a, out->label, out->rank);
-	if (!a->own) a->tensor = mpt_clone(a->tensor); /* the result is never the caller's handle */
+	if (!a->own) a->tensor = mpt_clone(a->tensor);	/* the result is never the caller's handle */
 	return mpt__ok(e->context);
 }
 
@@ -33145,7 +33191,7 @@ static mpt_status mpt__repeat(mpt__frame *frame) {
 								 frame->saved[2], frame->out[0], MPT__WRITE);
 	}
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-	if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
+	if (mpt__is_norm(frame->op)) {	/* of the sum, where something was added */
 		mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
 							  frame->in[MPT__NORM_BIAS]};
 		frame->in = in;
@@ -33183,13 +33229,13 @@ MPT__BEGIN_KERNELS
 /* Codes up to this length take one look-up; 9 to 12 were equally fast on MNIST and text. */
 #define MPT__HUFFMAN_FAST_BITS 10
 #define MPT__HUFFMAN_SYMBOLS 288
-#define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
+#define MPT__CRC32_STRIDE 16	/* bytes per turn; 4 took 2.6 times as long on MNIST */
 
 /* A canonical Huffman code. An entry is length << 9 | symbol; 0: no code that short. */
 typedef struct {
 	uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
-	uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
-	uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
+	uint16_t count[MPT__HUFFMAN_MAX_BITS + 1];	/* codes of each length */
+	uint16_t symbol[MPT__HUFFMAN_SYMBOLS];		/* in order of their codes */
 } mpt__huffman;
 
 /* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are zero or what
@@ -33201,14 +33247,14 @@ typedef struct {
 } mpt__bit_input;
 
 typedef struct {
-	const char *error;   /* static text, NULL while all is well; the first one stays */
-	size_t error_offset; /* byte of the compressed data at which it was noticed */
+	const char *error;		/* static text, NULL while all is well; the first one stays */
+	size_t error_offset;	/* byte of the compressed data at which it was noticed */
 
-	const uint8_t *start; /* of the compressed data */
+	const uint8_t *start;	/* of the compressed data */
 	mpt__bit_input in;
 	uint8_t *out;
-	size_t size, written; /* of `out` */
-	size_t member;        /* where in it the current member begins */
+	size_t size, written;	/* of `out` */
+	size_t member;			/* where in it the current member begins */
 
 	uint32_t crc_table[MPT__CRC32_STRIDE][256];
 	mpt__huffman literals, distances;
@@ -33374,7 +33420,7 @@ static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int tot
 	static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
 	for (int i = 0, repeat; i < total; i += repeat) {
 		mpt__inflate_fill(&z->in);
-		unsigned symbol = mpt__huffman_take(&z->literals, &z->in) & 511u; /* none lacks */
+		unsigned symbol = mpt__huffman_take(&z->literals, &z->in) & 511u;	/* none lacks */
 		if (z->in.count < 0) return mpt__inflate_ends_early(z);
 		if (symbol == 16 && i == 0)
 			return mpt__inflate_fail(z, "a repeated code length with none before it");
@@ -33447,7 +33493,7 @@ static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code,
 static bool mpt__inflate_codes(mpt__inflate *z) {
 	uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
 	uint8_t *out = z->out + z->written;
-	mpt__bit_input in = z->in; /* in registers: stores to the output could alias *z */
+	mpt__bit_input in = z->in;	/* in registers: stores to the output could alias *z */
 	const char *error = NULL;
 	unsigned entry, symbol;
 
@@ -33518,7 +33564,7 @@ static bool mpt__inflate_header(mpt__inflate *z) {
 	if (mpt__inflate_byte(z) != 0x1F || mpt__inflate_byte(z) != 0x8B)
 		return mpt__inflate_fail(z, begin > z->start ? "something that is not gzip follows the data"
 													 : "this is not a gzip file");
-	p = mpt__inflate_bytes(z, 8); /* method, flags, time, extra flags, operating system */
+	p = mpt__inflate_bytes(z, 8);	/* method, flags, time, extra flags, operating system */
 	if (!p) return false;
 	int flags = p[1];
 	if (p[0] != 8 || (flags & RESERVED) != 0)
@@ -33602,18 +33648,18 @@ MPT__BEGIN_COLD
 #define MPT__IDX_MAX_HEADER (4 + 4 * MPT__IDX_MAX_RANK)
 
 typedef struct {
-	int rank;                         /* 1 to MPT__IDX_MAX_RANK */
-	int64_t shape[MPT__IDX_MAX_RANK]; /* all >= 1; 1 beyond rank */
-	int64_t header_bytes;             /* where the elements begin */
+	int rank;							/* 1 to MPT__IDX_MAX_RANK */
+	int64_t shape[MPT__IDX_MAX_RANK];	/* all >= 1; 1 beyond rank */
+	int64_t header_bytes;				/* where the elements begin */
 	int64_t data_bytes;
 
-	const char *error;     /* static text, NULL when the header is good */
-	int64_t expected, got; /* the numbers that go with the error */
+	const char *error;		/* static text, NULL when the header is good */
+	int64_t expected, got;	/* the numbers that go with the error */
 } mpt__idx;
 
 /* The element types there are, from code 8 on. */
 static const char *const mpt__idx_types[] = {
-	NULL, /* uint8, the one that is read */
+	NULL,	/* uint8, the one that is read */
 	"the idx elements are int8, only uint8 is read (type code)",
 	"an unknown idx element type (type code)",
 	"the idx elements are int16, only uint8 is read (type code)",
@@ -33703,14 +33749,14 @@ static void mpt__say_no_files(mpt_context *ctx) {
  *
  * Conversions run with MPT__PLAIN_FLOATS. */
 
-#define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
+#define MPT__ELEMENT_BLOCK 256	/* elements converted at a time through the stack */
 
 /* Whether elements of a dtype convert to fp32 in this build. */
 static bool mpt__elements_known(int dtype) {
 #ifdef MPTRAIN_NO_FP8
 	if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
 #endif
-	return dtype < MPT_DTYPE_COUNT; /* or one that only files have */
+	return dtype < MPT_DTYPE_COUNT;	/* or one that only files have */
 }
 
 /* At most a block of elements, of any alignment, to fp32. */
@@ -33772,29 +33818,29 @@ enum { MPT__OWNED = 4 };
 struct mpt__dataset {
 	mpt__id id;
 	const mpt__base *base;
-	int32_t references; /* the handle, subsets and loaders: the last to go frees the data */
-	int32_t loaders;    /* while there are any, the delivered values cannot change */
-	int32_t readers;    /* those of its subsets, too */
+	int32_t references;	/* the handle, subsets and loaders: the last to go frees the data */
+	int32_t loaders;	/* while there are any, the delivered values cannot change */
+	int32_t readers;	/* those of its subsets, too */
 	int64_t count;
-	mpt_dtype dtype, target_dtype; /* target: MPT_DTYPE_NONE if there is none */
+	mpt_dtype dtype, target_dtype;	/* target: MPT_DTYPE_NONE if there is none */
 	mpt_shape shape, target_shape;
-	int64_t numel, target_numel;      /* elements of one sample */
-	size_t input_bytes, target_bytes; /* of one sample */
+	int64_t numel, target_numel;		/* elements of one sample */
+	size_t input_bytes, target_bytes;	/* of one sample */
 	bool normalised;
 	float mean, deviation;
 
-	const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
-	bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
-	void *owned[MPT__OWNED];         /* what of that came from the allocator */
+	const uint8_t *inputs, *targets;	/* samples in memory; NULL: `make` or a callback makes them */
+	bool byte_targets;					/* class numbers are stored as u8 and delivered as i64 */
+	void *owned[MPT__OWNED];			/* what of that came from the allocator */
 	size_t owned_bytes[MPT__OWNED];
 	bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
 		size_t error_size);
 	void *user;
 	mpt__make_fn make;
-	const void *state; /* of make, in owned[0] */
+	const void *state;	/* of make, in owned[0] */
 	size_t work_bytes;
-	mpt__dataset *source; /* what make draws from, referenced unless there is a parent; or NULL */
-	const char *const *classes; /* names in order, NULL if there are none */
+	mpt__dataset *source;	/* what make draws from, referenced unless there is a parent; or NULL */
+	const char *const *classes;	/* names in order, NULL if there are none */
 	int64_t class_count;
 
 	/* A subset is its parent (itself none) with other samples: first + i or indices[i]. */
@@ -33911,7 +33957,7 @@ static mpt__dataset *mpt__dataset_new(
 
 /* ==== Samples ==== */
 
-#define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
+#define MPT__SAMPLE_ERROR 512	/* bytes of message that a callback may write */
 
 /* Scratch for a sample, parts aligned for any dtype: input, target, what `make` needs. */
 static size_t mpt__scratch_target(const mpt__dataset *dataset) {
@@ -33932,7 +33978,7 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
 	uint8_t *scratch, void *input, void *target, char error[MPT__SAMPLE_ERROR]) {
 	int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
-	size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
+	size_t at = (size_t)own;	/* of what is held: makers may count beyond 32 bits */
 	error[0] = 0;
 	if (dataset->target_dtype == MPT_DTYPE_NONE)
 		target = NULL;
@@ -33962,7 +34008,7 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
 /* Has the beginning of a sample in memory fetched. Inlined: gcc leaves out calls of what only
    fetches. */
 static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
-	size_t most = 4096; /* bytes; from there on the CPU does so by itself */
+	size_t most = 4096;	/* bytes; from there on the CPU does so by itself */
 	int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
 	if (!dataset->inputs) return;
 	const uint8_t *from = dataset->inputs + (size_t)own * dataset->input_bytes;
@@ -33973,10 +34019,10 @@ static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, in
 /* How the inputs of a dataset become the elements of a batch. */
 typedef struct {
 	mpt_dtype from, to;
-	bool copies; /* same dtype, nothing to compute */
+	bool copies;	/* same dtype, nothing to compute */
 	bool normalised;
 	float mean, deviation;
-	float table_f32[256]; /* u8: the result of every value */
+	float table_f32[256];	/* u8: the result of every value */
 	uint16_t table_half[256];
 	const mpt__convert_table *convert;
 } mpt__delivery;
@@ -34175,7 +34221,7 @@ static bool mpt__split_sizes(
 }
 
 #define MPT__SPLIT_PARTS 64
-#define MPT__SPLIT_STREAM UINT64_C(0x73706c6974) /* "split": apart from the orders of loaders */
+#define MPT__SPLIT_STREAM UINT64_C(0x73706c6974)	/* "split": apart from the orders of loaders */
 
 mpt_status mpt_random_split(
 	mpt_dataset dataset, const double *fractions, int n, uint64_t seed, mpt_dataset *parts) {
@@ -34531,7 +34577,7 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
    longer beginning are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 	size_t mark = mpt__mark_bytes(p, n);
-	if (n == 0) return NULL; /* and p may be NULL */
+	if (n == 0) return NULL;	/* and p may be NULL */
 	p += mark, n -= mark;
 	for (int row = 0; row < rows; row++) {
 		const char *begin = mpt__known_files[row].begin;
@@ -34569,7 +34615,7 @@ static bool mpt__reader_plain(mpt__reader *file, int rows) {
 
 /* ==== idx files ==== */
 
-#define MPT__GZIP_LEAST 18 /* bytes of a header and a trailer */
+#define MPT__GZIP_LEAST 18	/* bytes of a header and a trailer */
 /* Deflate cannot expand more than this: 258 bytes from two bits. */
 #define MPT__DEFLATE_RATIO 1032
 
@@ -34769,11 +34815,11 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
 typedef struct {
 	mpt__base *base;
 	void *file;
-	const char *path; /* for messages: where it will be */
+	const char *path;	/* for messages: where it will be */
 	int64_t position;
-	uint8_t *memory; /* NULL: all goes to the file */
+	uint8_t *memory;	/* NULL: all goes to the file */
 	bool hashes;
-	uint64_t hash; /* of the pieces since its owner set it, where it hashes */
+	uint64_t hash;	/* of the pieces since its owner set it, where it hashes */
 } mpt__writer;
 
 #define mpt__write_reject(writer, STATUS, ...) \
@@ -34847,18 +34893,18 @@ MPT__BEGIN_DATA
  * known when a dataset is made, so that running allocates nothing.
  * ---- */
 
-#define MPT__MAX_SIDE (INT64_C(1) << 24) /* pixels */
+#define MPT__MAX_SIDE (INT64_C(1) << 24)	/* pixels */
 #define MPT__MAX_CHANNELS 4
 #define MPT__MAX_STEPS 16
-#define MPT__TRANSFORM_STREAM UINT64_C(0x617567) /* "aug" */
+#define MPT__TRANSFORM_STREAM UINT64_C(0x617567)	/* "aug" */
 
 /* Steps with their sizes. */
 typedef struct {
-	int64_t channels, height, width; /* of the result */
-	int64_t in_height, in_width;     /* of every picture; 0: any */
-	int64_t most;                    /* elements of the largest picture between steps */
-	int64_t columns;                 /* of the widest */
-	int last_move;                   /* the last geometric step; -1: none */
+	int64_t channels, height, width;	/* of the result */
+	int64_t in_height, in_width;		/* of every picture; 0: any */
+	int64_t most;						/* elements of the largest picture between steps */
+	int64_t columns;					/* of the widest */
+	int last_move;						/* the last geometric step; -1: none */
 	int count;
 	mpt_transform steps[MPT__MAX_STEPS];
 } mpt__pipeline;
@@ -34866,12 +34912,12 @@ typedef struct {
 /* A picture to be computed: a part of pixels somewhere, stretched to a size, of which a window is
    seen (zeros outside), mirrored or not. */
 typedef struct {
-	const uint8_t *bytes; /* or, if NULL, .. */
+	const uint8_t *bytes;	/* or, if NULL, .. */
 	const float *values;
-	int64_t channels, channel_step, row_step, column_step; /* in elements */
-	int64_t height, width;                                 /* of the part */
-	int64_t to_height, to_width;                           /* what it is stretched to */
-	int64_t top, left, rows, columns;                      /* of the window */
+	int64_t channels, channel_step, row_step, column_step;	/* in elements */
+	int64_t height, width;									/* of the part */
+	int64_t to_height, to_width;							/* what it is stretched to */
+	int64_t top, left, rows, columns;						/* of the window */
 	bool mirrored, antialias;
 } mpt__picture;
 
@@ -35027,7 +35073,7 @@ static mpt__taps mpt__taps_of(int64_t at, int64_t size, int64_t to, bool antiali
 	return taps;
 }
 
-#define MPT__RESIZE_COLUMNS 256 /* inputs of a row that are summed over rows at a time */
+#define MPT__RESIZE_COLUMNS 256	/* inputs of a row that are summed over rows at a time */
 
 /* Adds `weight` times n elements of either kind. */
 static void mpt__add_weighted(
@@ -35180,7 +35226,7 @@ static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out,
 	for (int i = 0; i < n; i++) out[i] = (double)words[i] * (1.0 / 4294967296.0);
 }
 
-#define MPT__PART_TRIES 10 /* of torchvision */
+#define MPT__PART_TRIES 10	/* of torchvision */
 
 /* A random part [top, left, rows, columns] of height x width, by area and ratio; false if no try
    fits. `most`: it may have a whole side. */
@@ -35194,7 +35240,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
 			(step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
 		double ratio = mpt__exp(low + u[1] * (high - low));
 		double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
-		if (!(rows < 1e9)) continue; /* columns fit: a ratio is at most 1e6 */
+		if (!(rows < 1e9)) continue;	/* columns fit: a ratio is at most 1e6 */
 		part[2] = (int64_t)rows, part[3] = (int64_t)columns;
 		if (part[2] < 1 || part[3] < 1 || part[2] > height - !most || part[3] > width - !most)
 			continue;
@@ -35296,7 +35342,7 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
 	size_t spare_bytes = ((size_t)plan->most * sizeof(float) + 63) / 64 * 64;
 	mpt__taps *taps = (mpt__taps *)(void *)work;
 	uint8_t *spare = work + ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64;
-	float *values = NULL; /* the picture as it is now, if that is computed */
+	float *values = NULL;	/* the picture as it is now, if that is computed */
 	int made = 0;
 	if (plan->in_height > 0 &&
 		(picture->rows != plan->in_height || picture->columns != plan->in_width)) {
@@ -35356,7 +35402,7 @@ static bool mpt__transformed_make(MPT__MAKE_TAKES) {
 		source, at, below, source->inputs ? NULL : scratch, scratch, target, error);
 	if (!raw) return false;
 	if (source->dtype != MPT_U8 && (uintptr_t)raw % sizeof(float) != 0) {
-		memcpy(scratch, raw, source->input_bytes); /* the user's memory may lie anywhere */
+		memcpy(scratch, raw, source->input_bytes);	/* the user's memory may lie anywhere */
 		raw = scratch;
 	}
 	mpt__picture picture =
@@ -35466,7 +35512,7 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mar
 		if (d->count < 799)
 			d->digits[d->count++] = *p;
 		else if (*p != '0')
-			d->digits[798] = '1'; /* far behind all digits of what it is compared with */
+			d->digits[798] = '1';	/* far behind all digits of what it is compared with */
 		if (d->point < 1000000000) d->point += !fraction;
 	}
 	if (!any) return false;
@@ -35565,7 +35611,7 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
 static bool mpt__field_missing(const char *p, size_t n) {
 	static const char *const words[] = {
 		"", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NULL", "null", "None", "?"};
-	if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
+	if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false;	/* as most fields end */
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
 		if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
 	if (*p == '-' || *p == '+') p++, n--;
@@ -35612,12 +35658,12 @@ static bool mpt__number_like(const char *p, size_t n) {
 	while ((cut = mpt__affix(around, AROUND, p, n, false)) > 0) p += cut, n -= cut;
 	while ((cut = mpt__affix(around, AROUND, p, n, true)) > 0) n -= cut;
 	if (n > 4 && p[3] == ' ' && p[0] >= 'A' && p[0] <= 'Z' && p[2] >= 'A' && p[2] <= 'Z')
-		p += 4, n -= 4; /* EUR 5 */
+		p += 4, n -= 4;	/* EUR 5 */
 	while (letters < n && letters < 4 && (p[n - 1 - letters] | 32) >= 'a' &&
 		(p[n - 1 - letters] | 32) <= 'z')
 		letters++;
 	if (letters > 0 && letters < 4 && n > letters + 1 && p[n - 1 - letters] == ' ')
-		n -= letters + 1; /* 5 kg */
+		n -= letters + 1;	/* 5 kg */
 	if (n > 2 && p[0] == '0' && (p[1] | 32) == 'x') {
 		for (cut = 2; cut < n &&
 			 ((p[cut] >= '0' && p[cut] <= '9') || ((p[cut] | 32) >= 'a' && (p[cut] | 32) <= 'f'));)
@@ -35629,7 +35675,7 @@ static bool mpt__number_like(const char *p, size_t n) {
 }
 MPT__END_REGION
 
-#endif /* MPTRAIN_NO_TABLES */
+#endif	/* MPTRAIN_NO_TABLES */
 
 /* ----
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
@@ -35683,23 +35729,23 @@ MPT__END_ABSENT
 #else
 
 #define MPT__MAX_COLUMNS (INT64_C(1) << 20)
-#define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
-#define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
+#define MPT__MAX_CATEGORIES (INT64_C(1) << 24)	/* all have a number in fp32 */
+#define MPT__MAX_ONE_HOT 1024					/* inputs of one column */
 
 /* ==== Fields ==== */
 
 /* The text of a table, read from front to back. */
 typedef struct {
 	mpt_context *context;
-	const char *path; /* for messages */
+	const char *path;	/* for messages */
 	char *text;
 	size_t size, at;
-	int64_t line, begun; /* of what is next; of the record under way; from 1 */
+	int64_t line, begun;	/* of what is next; of the record under way; from 1 */
 	char delimiter;
-	bool write; /* quoted fields lose their quotes where they lie */
+	bool write;	/* quoted fields lose their quotes where they lie */
 	char *field;
-	size_t length; /* of the field */
-	bool ends;     /* it is the last of its record */
+	size_t length;	/* of the field */
+	bool ends;		/* it is the last of its record */
 } mpt__csv;
 
 static bool mpt__csv_blank(const mpt__csv *csv, char c) {
@@ -35724,7 +35770,7 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
 	char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
 	while (p < end && mpt__csv_blank(csv, *p)) p++;
 	bool quoted = p < end && *p == '"';
-	const char *read = p; /* up to where the characters are known to be UTF-8 */
+	const char *read = p;	/* up to where the characters are known to be UTF-8 */
 	uint32_t code;
 	csv->field = out = p += quoted;
 	for (; p < end && (quoted || (*p != csv->delimiter && *p != '\n')); p++, out++) {
@@ -35799,23 +35845,23 @@ MPT__BEGIN_COLD
 /* ==== Tables ==== */
 
 typedef struct {
-	mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
+	mpt_column_use use;	/* AUTO until a field says what it is, if it is ever said */
 	bool is_target;
-	char point;                /* of its numbers, '.' or ',' */
-	int64_t name;              /* where in the text */
-	int64_t first, categories; /* of its texts among all */
-	double mean, deviation;    /* what numbers become */
+	char point;					/* of its numbers, '.' or ',' */
+	int64_t name;				/* where in the text */
+	int64_t first, categories;	/* of its texts among all */
+	double mean, deviation;		/* what numbers become */
 } mpt__table_column;
 
 /* The state of a table: owned[0], with its columns behind it; owned[1]: fields; owned[2]: texts of
    all categories in order; owned[3]: their characters. */
 typedef struct {
-	int64_t rows, count; /* of columns */
+	int64_t rows, count;	/* of columns */
 	const double *fields;
 	const char *const *categories;
 	const char *text;
 	mpt_dtype dtype;
-	bool named, filled; /* has a header; numbers without a value are means */
+	bool named, filled;	/* has a header; numbers without a value are means */
 	mpt__table_column *columns;
 } mpt__table;
 
@@ -35827,17 +35873,17 @@ static const char mpt__no_number[] =
 typedef struct {
 	int64_t column, text;
 	size_t length;
-	double number; /* NaN if it is none */
+	double number;	/* NaN if it is none */
 } mpt__category;
 
 /* A column of the file. What is noted of its texts is for messages. */
 typedef struct {
-	int64_t to, name;    /* the column of the table, or -1; where the name is in the text */
-	int64_t line, text;  /* of the first text that looks like a number; the text is a category */
-	int64_t number_like; /* texts that do */
-	bool first_like;     /* the first one does */
-	bool guessed;        /* texts made it one of texts */
-	uint8_t seen;        /* MPT__COMMA and others */
+	int64_t to, name;		/* the column of the table, or -1; where the name is in the text */
+	int64_t line, text;		/* of the first text that looks like a number; the text is a category */
+	int64_t number_like;	/* texts that do */
+	bool first_like;		/* the first one does */
+	bool guessed;			/* texts made it one of texts */
+	uint8_t seen;			/* MPT__COMMA and others */
 } mpt__file_column;
 
 typedef struct {
@@ -35848,14 +35894,14 @@ typedef struct {
 	int64_t text_size, text_room;
 	mpt__category *found;
 	int64_t found_count, found_room;
-	uint32_t *rows; /* open addressing by column and text: number + 1, 0 = empty */
+	uint32_t *rows;	/* open addressing by column and text: number + 1, 0 = empty */
 	int64_t row_count;
-	mpt__file_column *file; /* the columns as they stand in the file */
+	mpt__file_column *file;	/* the columns as they stand in the file */
 	int64_t file_count;
 	size_t table_bytes, field_bytes;
 	const mpt_table_config *config;
-	bool fixed;      /* no category is added */
-	int64_t unknown; /* fields whose text is none of the fixed ones */
+	bool fixed;			/* no category is added */
+	int64_t unknown;	/* fields whose text is none of the fixed ones */
 } mpt__table_reader;
 
 static bool mpt__column_texts(const mpt__table_column *column) {
@@ -36066,10 +36112,10 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
 
 /* What a column has been seen to hold besides whole numbers and missing values. */
 enum {
-	MPT__COMMA = 1,     /* a number with a decimal comma */
-	MPT__SURE = 2,      /* one that cannot have a comma of thousands: not 1,234 */
-	MPT__NO_COMMAS = 4, /* a number with a point, or a text */
-	MPT__POINT = 8,     /* the former */
+	MPT__COMMA = 1,		/* a number with a decimal comma */
+	MPT__SURE = 2,		/* one that cannot have a comma of thousands: not 1,234 */
+	MPT__NO_COMMAS = 4,	/* a number with a point, or a text */
+	MPT__POINT = 8,		/* the former */
 };
 
 static uint8_t mpt__decimal_kind(const char *p, size_t n) {
@@ -36302,7 +36348,7 @@ static bool mpt__table_fill(mpt__table_reader *r) {
 	}
 	for (int64_t c = 0; c < table->count; c++) {
 		mpt__table_column *column = &table->columns[c];
-		if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER; /* without values */
+		if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER;	/* without values */
 		if (!mpt__table_fill_texts(r, c)) return false;
 	}
 	mpt__numbers_told(r);
@@ -36365,7 +36411,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
 			"%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
 			"and targets are all classes or all numbers",
 			r->csv.path, inputs, targets, classes);
-	samples->count = r->table->rows > 0 ? r->table->rows : 1; /* none: see mpt_table_load */
+	samples->count = r->table->rows > 0 ? r->table->rows : 1;	/* none: see mpt_table_load */
 	samples->dtype = r->table->dtype;
 	samples->shape = MPT_SHAPE(inputs);
 	samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
@@ -36609,7 +36655,7 @@ const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
 }
 MPT__END_REGION
 
-#endif /* MPTRAIN_NO_TABLES */
+#endif	/* MPTRAIN_NO_TABLES */
 
 MPT__END_REGION
 MPT__BEGIN_COLD
@@ -36617,12 +36663,12 @@ MPT__BEGIN_COLD
  * data/table_file.c: what a table has learned of its data, as a file: a CSV itself, which people
  * can read.
  *
- *     what,name,for,mean,deviation
- *     table,1,float32,named,filled
- *     number,rooms,input,5.5,1.25
- *     one-hot,town,input,,
- *     category,Ulm,,,
- *     number,price,target,,
+ *		what,name,for,mean,deviation
+ *		table,1,float32,named,filled
+ *		number,rooms,input,5.5,1.25
+ *		one-hot,town,input,,
+ *		category,Ulm,,,
+ *		number,price,target,,
  *
  * Categories stand in the order of their numbers. A file is data: nothing it claims is believed
  * before it is checked.
@@ -36805,7 +36851,7 @@ static bool mpt__table_records(mpt__table_reader *r) {
 		} else if (mpt__category_of(r, r->table->count - 1, record.words[1], record.lengths[1]) <
 			0) {
 			return false;
-		} else if (r->found_count == before) { /* it comes twice */
+		} else if (r->found_count == before) {	/* it comes twice */
 			return mpt__table_odd(&record, 1);
 		}
 	}
@@ -36830,7 +36876,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 			memcmp(text + r.csv.at, mpt__table_head, head) != 0) {
 			mpt__error(ctx, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s", path,
 				mpt__table_head);
-		} else if (mpt__table_room(&r, 0, records, 0)) { /* no more columns than records */
+		} else if (mpt__table_room(&r, 0, records, 0)) {	/* no more columns than records */
 			r.table->count = 0;
 			r.csv.write = true;
 			r.csv.at += head;
@@ -36868,7 +36914,7 @@ mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t byt
 	return mpt__table_opened(ctx, "text", copy, bytes);
 }
 
-#endif /* MPTRAIN_NO_TABLES */
+#endif	/* MPTRAIN_NO_TABLES */
 
 /* ----
  * data/array.c: arrays in files: NumPy's .npy and .npz, and raw numbers, read when needed.
@@ -36881,15 +36927,15 @@ mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t byt
 /* An array as it lies in memory that belongs to a file. */
 typedef struct {
 	mpt_context *context;
-	const char *path, *name; /* name: in an npz, or NULL */
-	const uint8_t *bytes;    /* of all */
+	const char *path, *name;	/* name: in an npz, or NULL */
+	const uint8_t *bytes;		/* of all */
 	size_t size;
 	const uint8_t *elements;
-	char kind;       /* f, i, u, b */
-	int width;       /* of an element */
-	bool big;        /* endian */
-	bool transposed; /* the first dimension runs fastest */
-	mpt_dtype dtype; /* what they become */
+	char kind;			/* f, i, u, b */
+	int width;			/* of an element */
+	bool big;			/* endian */
+	bool transposed;	/* the first dimension runs fastest */
+	mpt_dtype dtype;	/* what they become */
 	mpt_shape shape;
 } mpt__npy;
 
@@ -37284,7 +37330,7 @@ static int64_t mpt__raw_count(
 	if (!good) return -1;
 	if (*stride == 0) *stride = (int64_t)bytes;
 	if (offset >= 0 && *stride > 0 && offset <= file.size &&
-		file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
+		file.size - offset >= (int64_t)bytes)	/* the last one need not be followed by a gap */
 		return (file.size - offset - (int64_t)bytes) / *stride + 1;
 	mpt__error(ctx, FORMAT,
 		"%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
@@ -37457,12 +37503,12 @@ enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
 /* Before byte `at` the decoder gets zeros, then what comes from `to` on. */
 typedef struct {
 	int64_t at, to;
-	int zeros; /* MPT__ZEROS: until it asks whether the file ends */
+	int zeros;	/* MPT__ZEROS: until it asks whether the file ends */
 } mpt__detour;
 
 enum {
 	MPT__ZEROS = -1,
-	MPT__SCANS = 128, /* libjpeg's script for colour has 10; each costs a pass over all pixels */
+	MPT__SCANS = 128,	/* libjpeg's script for colour has 10; each costs a pass over all pixels */
 	MPT__DETOURS = 2 * MPT__SCANS
 };
 
@@ -37470,32 +37516,32 @@ enum {
 typedef struct {
 	const mpt__base *base;
 	void *handle;
-	const char *path;       /* for messages */
-	char *error;            /* [MPT__SAMPLE_ERROR] */
-	int64_t size, position; /* position: of what comes after the buffer */
-	bool starved;           /* it was asked for bytes past its end */
-	bool torn;              /* it gave fewer bytes than it has */
-	const char *why;        /* of that: a reason of io */
+	const char *path;		/* for messages */
+	char *error;			/* [MPT__SAMPLE_ERROR] */
+	int64_t size, position;	/* position: of what comes after the buffer */
+	bool starved;			/* it was asked for bytes past its end */
+	bool torn;				/* it gave fewer bytes than it has */
+	const char *why;		/* of that: a reason of io */
 	bool hashed;
 	int format;
-	int width, height, values; /* as the walk found them; values: of a decoded pixel */
+	int width, height, values;	/* as the walk found them; values: of a decoded pixel */
 	/* PNG: what the next chunk still has; `fault` names the first with a wrong checksum. */
 	int64_t chunk_left, chunk_size, chunk_at;
 	uint32_t chunk_crc;
-	uint8_t chunk[8]; /* length and type, then the checksum */
+	uint8_t chunk[8];	/* length and type, then the checksum */
 	int chunk_filled;
 	bool chunk_body, chunks_end;
 	int64_t fault;
 	/* What the decoder reads for 4 bytes at patch_at; 0: nothing. */
 	int64_t patch_at;
 	uint8_t patch[4];
-	int detour_count, detour; /* all, and the next one */
-	int64_t jump;             /* bytes still to be left out */
-	int zeros;                /* still to be given */
-	bool scan_over;           /* the decoder left a scan before its end */
+	int detour_count, detour;	/* all, and the next one */
+	int64_t jump;				/* bytes still to be left out */
+	int zeros;					/* still to be given */
+	bool scan_over;				/* the decoder left a scan before its end */
 	mpt__detour detours[MPT__DETOURS];
 	mpt__sha256 sha;
-	size_t begin, end; /* of what is left in the buffer */
+	size_t begin, end;	/* of what is left in the buffer */
 	uint8_t buffer[8192];
 } mpt__image_file;
 
@@ -37548,7 +37594,7 @@ static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
 			file->chunk_at += 12 + file->chunk_size;
 		} else if (!file->chunk_body && file->chunk_filled == 8) {
 			file->chunk_left = file->chunk_size = word;
-			file->chunks_end = memcmp(c + 4, "IEND", 4) == 0; /* its own checksum means nothing */
+			file->chunks_end = memcmp(c + 4, "IEND", 4) == 0;	/* its own checksum means nothing */
 			file->chunk_crc = mpt__png_crc(0xffffffffu, c + 4, 4);
 			file->chunk_body = true, file->chunk_filled = 0;
 		}
@@ -37705,14 +37751,14 @@ typedef struct {
 	int components;
 	bool progressive;
 	struct {
-		uint32_t id, table; /* table: of its quantisation */
-		int across, down;   /* sampling factors */
-		bool seen, drawn;   /* in any scan; in one that writes all its pixels */
+		uint32_t id, table;	/* table: of its quantisation */
+		int across, down;	/* sampling factors */
+		bool seen, drawn;	/* in any scan; in one that writes all its pixels */
 	} part[4];
-	int across, down; /* the largest factors */
+	int across, down;	/* the largest factors */
 	int scans, restart;
-	uint32_t quantisation, huffman[2]; /* bits: tables that were defined; huffman: DC, AC */
-	int pending;                       /* the marker behind a scan; -1: none */
+	uint32_t quantisation, huffman[2];	/* bits: tables that were defined; huffman: DC, AC */
+	int pending;						/* the marker behind a scan; -1: none */
 } mpt__jpeg;
 
 /* What is left of a segment, or of a chunk below. */
@@ -37927,8 +37973,8 @@ static bool mpt__jpeg_other(MPT__JPEG_TAKES) {
 
 /* The segments that stb_image reads. */
 typedef struct {
-	int first, last; /* markers */
-	int frame;       /* 1: only behind a frame header */
+	int first, last;	/* markers */
+	int frame;			/* 1: only behind a frame header */
 	bool (*read)(MPT__JPEG_TAKES);
 } mpt__jpeg_segment;
 
@@ -37980,7 +38026,7 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
 		jpeg.pending = -1;
 		if (file->starved) return false;
 		if (marker == 0xd9 && jpeg.components) break;
-		if (marker < 0 && !jpeg.components) continue; /* padding, which the decoder reads over */
+		if (marker < 0 && !jpeg.components) continue;	/* padding, which the decoder reads over */
 		/* Here stb_image stops: up to 2.27 it refuses the picture, later it is done. */
 		if (jpeg.scans && !mpt__jpeg_segment_of(marker)) break;
 		if (marker < 0) return mpt__fault(file, "no marker at byte %lld", at);
@@ -37995,10 +38041,10 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
 /* ==== PNG (ISO 15948) ==== */
 
 typedef struct {
-	int depth, color, palette; /* palette: entries */
-	int chunks, images;        /* images: IDAT chunks */
-	bool over;                 /* another chunk came behind IDAT, or IEND */
-	int64_t bytes;             /* of all IDAT */
+	int depth, color, palette;	/* palette: entries */
+	int chunks, images;			/* images: IDAT chunks */
+	bool over;					/* another chunk came behind IDAT, or IEND */
+	int64_t bytes;				/* of all IDAT */
 } mpt__png;
 #define MPT__PNG_TAKES mpt__image_file *file, mpt__png *png, int64_t length
 
@@ -38123,7 +38169,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
 /* ==== BMP ==== */
 
 typedef struct {
-	int64_t offset, header; /* of the pixels; bytes of the header */
+	int64_t offset, header;	/* of the pixels; bytes of the header */
 	int64_t packing;
 	int bits;
 } mpt__bmp;
@@ -38139,7 +38185,7 @@ static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
 		if (bmp->offset < behind || colors > 256)
 			return mpt__fault(file, "a palette of %lld colours", colors);
 		if (colors < most) told += (most - colors) * entry;
-		if (core) told += 12; /* stb_image reads four entries too few from it */
+		if (core) told += 12;	/* stb_image reads four entries too few from it */
 		if (told != bmp->offset)
 			mpt__add_detour(file, bmp->offset, bmp->offset, (int)(told - bmp->offset));
 	} else if (bmp->offset > behind) {
@@ -38186,7 +38232,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
 		return mpt__fault(
 			file, "a BMP with bit masks in a header of 56 bytes, where stb_image does not look");
 	file->width = width > INT32_MAX ? -1 : (int)width;
-	file->height = height <= INT32_MAX ? (int)height : (int)(0u - height); /* from the top */
+	file->height = height <= INT32_MAX ? (int)height : (int)(0u - height);	/* from the top */
 	file->values = bmp.bits == 32 || bmp.bits == 16 ? 4 : 3;
 	if (file->width < 1 || file->height < 1) return true;
 	int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
@@ -38288,9 +38334,9 @@ typedef struct {
 	mpt_context *context;
 	char *text;
 	int64_t length, room;
-	int64_t *at; /* where each begins */
+	int64_t *at;	/* where each begins */
 	int64_t count, at_room;
-	char prefix[MPT__PATH_SIZE]; /* of what is added: "class/", or "" for folders alone */
+	char prefix[MPT__PATH_SIZE];	/* of what is added: "class/", or "" for folders alone */
 	bool too_long;
 } mpt__files;
 
@@ -38452,11 +38498,11 @@ typedef struct {
 	const char *text;
 	const int64_t *at;
 	const int64_t *labels;
-	const uint8_t (*digests)[32]; /* NULL: no manifest */
+	const uint8_t (*digests)[32];	/* NULL: no manifest */
 } mpt__folder;
 
 typedef struct {
-	uint8_t *pixels; /* of stbi */
+	uint8_t *pixels;	/* of stbi */
 	int width, height;
 } mpt__decoded;
 
@@ -38828,8 +38874,8 @@ MPT__BEGIN_DATA
  * Files are checked while they are read; what they take is a few times their size.
  * ---- */
 
-#define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
-#define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
+#define MPT__MAX_BPE_FILE (INT64_C(1) << 26)		/* bytes; GPT-2's have one million and less */
+#define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77)	/* "window" */
 
 /* ==== Tokens ==== */
 
@@ -38942,7 +38988,7 @@ static const char mpt__unicode_classes[] =
 /* ==== Tokenizers ==== */
 
 typedef struct {
-	int32_t left, right, rank, token; /* rank -1: an empty row */
+	int32_t left, right, rank, token;	/* rank -1: an empty row */
 } mpt__merge;
 
 /* Memory with its size. */
@@ -38965,15 +39011,15 @@ typedef struct {
 	mpt__id id;
 	mpt__memory memory[MPT__TOKEN_PARTS];
 	int64_t count;
-	uint8_t *text;          /* of all tokens */
-	uint32_t *place, *size; /* of each in it */
-	uint32_t *find;         /* open addressing by the hash of the text: number + 1, 0 = empty */
+	uint8_t *text;			/* of all tokens */
+	uint32_t *place, *size;	/* of each in it */
+	uint32_t *find;			/* open addressing by the hash of the text: number + 1, 0 = empty */
 	size_t find_mask;
 	bool pairs;
-	mpt__merge *merges; /* open addressing by the pair */
+	mpt__merge *merges;	/* open addressing by the pair */
 	size_t merge_mask;
-	int32_t of_byte[256];           /* -1: none */
-	uint32_t runs[MPT__CLASS_RUNS]; /* 4 * first code point + class; from 0, a mark, on */
+	int32_t of_byte[256];			/* -1: none */
+	uint32_t runs[MPT__CLASS_RUNS];	/* 4 * first code point + class; from 0, a mark, on */
 } mpt__tokenizer;
 
 MPT__HANDLES(tokenizer, MPT__TOKENIZER)
@@ -39230,7 +39276,7 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
 	text += mark, n -= mark;
 	for (size_t i = 0, start = 0; i < n; i++) {
 		if (text[i] != '\n') continue;
-		lines += i - start >= 3; /* shorter ones are no merges */
+		lines += i - start >= 3;	/* shorter ones are no merges */
 		start = i + 1;
 	}
 	size_t size = mpt__table_size(lines);
@@ -39353,8 +39399,8 @@ static size_t mpt__piece(const mpt__tokenizer *tokenizer, const uint8_t *p, size
 
 /* What a piece is cut into while its pairs are merged. */
 typedef struct {
-	int32_t *token, *next, *before; /* token -1: merged away; next, before: -1 at the ends */
-	uint64_t *heap;                 /* rank << 32 | place, the least first */
+	int32_t *token, *next, *before;	/* token -1: merged away; next, before: -1 at the ends */
+	uint64_t *heap;					/* rank << 32 | place, the least first */
 	size_t heap_size;
 } mpt__symbols;
 
@@ -39405,7 +39451,7 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 		uint64_t key = mpt__heap_pop(s);
 		int32_t at = (int32_t)(key & 0xffffffffu);
 		const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
-		if (!merge || (uint64_t)(uint32_t)merge->rank != key >> 32) continue; /* out of date */
+		if (!merge || (uint64_t)(uint32_t)merge->rank != key >> 32) continue;	/* out of date */
 		int32_t gone = s->next[at];
 		s->token[at] = merge->token;
 		s->token[gone] = -1;
@@ -39517,7 +39563,7 @@ int64_t mpt_decode(
 
 MPT__DESTROYS(tokenizer, MPT__TOKENIZER)
 
-#endif /* MPTRAIN_NO_TEXT */
+#endif	/* MPTRAIN_NO_TEXT */
 
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
@@ -39528,7 +39574,7 @@ MPT__DEFAULTS(mpt_window_config, config.block = 128;)
 typedef struct {
 	mpt_window_config config;
 	int64_t count;
-	int width; /* bytes of each, low one first */
+	int width;	/* bytes of each, low one first */
 	const uint8_t *bytes;
 	char path[MPT__PATH_SIZE];
 } mpt__tokens;
@@ -39704,35 +39750,35 @@ MPT__BEGIN_COLD
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
-#define MPT__SAMPLES_AHEAD 3 /* that are fetched while one is converted */
+#define MPT__SAMPLES_AHEAD 3	/* that are fetched while one is converted */
 #define MPT__SAMPLES_CHUNK 4
-#define MPT__SAMPLE_COST 60 /* ns of one core, about */
+#define MPT__SAMPLE_COST 60	/* ns of one core, about */
 #ifdef MPTRAIN_NO_THREADS
 #define MPT__HAS_WORKERS 0
 #else
 #define MPT__HAS_WORKERS 1
 #endif
 
-#define MPT__LOADER_STREAM UINT64_C(0x6f72646572)   /* "order" */
-#define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65) /* "sample" */
-#define MPT__WEIGHT_STREAM UINT64_C(0x776569676874) /* "weight" */
-#define MPT__COLLATE_STREAM UINT64_C(0x6d6978)      /* "mix" */
+#define MPT__LOADER_STREAM UINT64_C(0x6f72646572)	/* "order" */
+#define MPT__SAMPLE_STREAM UINT64_C(0x73616d706c65)	/* "sample" */
+#define MPT__WEIGHT_STREAM UINT64_C(0x776569676874)	/* "weight" */
+#define MPT__COLLATE_STREAM UINT64_C(0x6d6978)		/* "mix" */
 
 /* Inputs and targets of a batch. */
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 
 /* Room for a batch. Between claim and ready it is a worker's, else the owner's. */
 typedef struct {
-	uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
-	void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
-	bool locked[MPT__BATCH_PARTS];      /* a stage of the backend: in use until it is settled */
+	uint32_t storage[MPT__BATCH_PARTS];	/* 0: a part that there is not */
+	void *memory[MPT__BATCH_PARTS];		/* where workers write: the storage's own, or a stage */
+	bool locked[MPT__BATCH_PARTS];		/* a stage of the backend: in use until it is settled */
 	bool ready;
-	int64_t size;    /* samples made */
-	int64_t failed;  /* the first that could not be made, -1 = none */
-	int64_t skipped; /* how many were left out for that */
+	int64_t size;		/* samples made */
+	int64_t failed;		/* the first that could not be made, -1 = none */
+	int64_t skipped;	/* how many were left out for that */
 	bool collate_failed;
-	int worker;          /* that made it, from 1; 0: the owner has */
-	double began, ended; /* when; 0 where the clock is not the system's */
+	int worker;				/* that made it, from 1; 0: the owner has */
+	double began, ended;	/* when; 0 where the clock is not the system's */
 	char error[MPT__SAMPLE_ERROR];
 } mpt__loader_slot;
 
@@ -39741,49 +39787,49 @@ typedef struct mpt__loader mpt__loader;
 typedef struct {
 	mpt__loader *loader;
 	void *thread;
-	uint8_t *scratch; /* may be NULL; of a sample, then of a batch's targets for collate */
-	int64_t samples;  /* under the mutex */
+	uint8_t *scratch;	/* may be NULL; of a sample, then of a batch's targets for collate */
+	int64_t samples;	/* under the mutex */
 } mpt__worker;
 
 struct mpt__loader {
 	mpt__id id;
 	mpt__base *base;
-	mpt__dataset *dataset; /* referenced */
+	mpt__dataset *dataset;	/* referenced */
 	mpt_loader_config config;
-	mpt__pool *pool; /* makes batches without workers; NULL: the calling thread alone */
+	mpt__pool *pool;	/* makes batches without workers; NULL: the calling thread alone */
 	mpt__delivery delivery;
-	int64_t batches, samples; /* per epoch */
-	int64_t total;            /* samples of all ranks */
-	mpt_dtype target_dtype;   /* delivered */
+	int64_t batches, samples;	/* per epoch */
+	int64_t total;				/* samples of all ranks */
+	mpt_dtype target_dtype;		/* delivered */
 	mpt_shape target_shape;
-	bool remakes;                          /* collate makes other targets */
-	int64_t *order;                        /* of the epoch; NULL without shuffling */
-	double *weight_sums;                   /* of the samples up to each; NULL without weights */
-	size_t sample_bytes[MPT__BATCH_PARTS]; /* 0: a part that there is not */
+	bool remakes;							/* collate makes other targets */
+	int64_t *order;							/* of the epoch; NULL without shuffling */
+	double *weight_sums;					/* of the samples up to each; NULL without weights */
+	size_t sample_bytes[MPT__BATCH_PARTS];	/* 0: a part that there is not */
 
 	mpt__loader_slot *slots;
 	int64_t slot_count;
-	mpt__worker workers[MPT__MAX_WORKERS]; /* 0 is the caller when config.workers is 0 */
-	int thread_count;                      /* workers that run */
-	uint8_t *scratch;                      /* of all workers, one after the other */
-	size_t scratch_bytes;                  /* of one */
+	mpt__worker workers[MPT__MAX_WORKERS];	/* 0 is the caller when config.workers is 0 */
+	int thread_count;						/* workers that run */
+	uint8_t *scratch;						/* of all workers, one after the other */
+	size_t scratch_bytes;					/* of one */
 
 	/* Owner only. */
-	bool open;           /* an epoch is under way */
-	int64_t epoch;       /* of the next batch */
-	uint64_t epoch_seed; /* of its samples' seeds */
-	int64_t next;        /* number of the next batch in it */
-	bool held;           /* batch next - 1 is in the user's hands */
+	bool open;				/* an epoch is under way */
+	int64_t epoch;			/* of the next batch */
+	uint64_t epoch_seed;	/* of its samples' seeds */
+	int64_t next;			/* number of the next batch in it */
+	bool held;				/* batch next - 1 is in the user's hands */
 	int64_t delivered, delivered_samples, skipped;
 	double seconds_waited;
-	uint64_t data_hash; /* of the dataset, where train/state.c has asked for it, or 0 */
-	mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
+	uint64_t data_hash;	/* of the dataset, where train/state.c has asked for it, or 0 */
+	mpt_tensor batch[MPT__BATCH_PARTS];	/* handles of the batch in use; slot 0 = none */
 
 	/* Under the mutex when there are workers. */
 	void *mutex, *work, *ready;
 	bool stop;
-	int64_t claimed; /* batches of the epoch that someone makes or has made */
-	int64_t limit;   /* and may be claimed */
+	int64_t claimed;	/* batches of the epoch that someone makes or has made */
+	int64_t limit;		/* and may be claimed */
 	int busy;
 };
 
@@ -39827,7 +39873,7 @@ typedef struct {
 	void *x, *y;
 } mpt__batch_work;
 
-static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__batch_chunk(MPT__CHUNK_TAKES) {
 	const mpt__batch_work *w = (const mpt__batch_work *)work;
 	const mpt__loader *loader = w->loader;
 	char error[MPT__SAMPLE_ERROR];
@@ -39909,7 +39955,7 @@ static void mpt__worker_make(const mpt__worker *worker, mpt__loader_slot *slot, 
 }
 
 static void mpt__worker_run(void *argument) {
-	MPT__PLAIN_FLOATS; /* a new thread has its maker's */
+	MPT__PLAIN_FLOATS;	/* a new thread has its maker's */
 	mpt__worker *worker = (mpt__worker *)argument;
 	mpt__loader *loader = worker->loader;
 	const mpt_threads *thread = &loader->base->thread;
@@ -39983,7 +40029,7 @@ static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch)
 			else
 				low = middle + 1;
 		}
-		while (low > 0 && sums[low] == sums[low - 1]) low--; /* the product was rounded up */
+		while (low > 0 && sums[low] == sums[low - 1]) low--;	/* the product was rounded up */
 		loader->order[i] = low;
 	}
 }
@@ -40166,7 +40212,7 @@ static bool mpt__loader_advance(mpt_context *ctx, mpt__loader *loader, mpt_batch
 	for (int part = 0; part < MPT__BATCH_PARTS; part++)
 		if (slot->storage[part])
 			loader->batch[part] = mpt__batch_tensor(ctx, loader, slot, part, size);
-	if (!mpt__ok(ctx)) { /* out of memory: the same batch is the next one again */
+	if (!mpt__ok(ctx)) {	/* out of memory: the same batch is the next one again */
 		mpt__batch_end(ctx, loader);
 		loader->next--;
 		return false;
@@ -40239,7 +40285,7 @@ static void mpt__loader_free(mpt_context *ctx, void *object) {
 	mpt__loader *loader = (mpt__loader *)object;
 	mpt__base *base = &ctx->base;
 	mpt__loader_stop(loader);
-	loader->held = false; /* nobody fills its slot again */
+	loader->held = false;	/* nobody fills its slot again */
 	mpt__batch_end(ctx, loader);
 	for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
 		mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
@@ -40297,7 +40343,7 @@ static bool mpt__loader_allocate(mpt_context *ctx, mpt__loader *loader) {
 			base, (size_t)loader->dataset->count * sizeof(double), MPT_MEMORY_BATCH);
 	for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
 		loader->weight_sums[i] = weights[i] + (i > 0 ? loader->weight_sums[i - 1] : 0.0);
-	loader->config.weights = NULL; /* the caller's */
+	loader->config.weights = NULL;	/* the caller's */
 	if (loader->config.shuffle || weights)
 		loader->order = (int64_t *)mpt__allocate(
 			base, (size_t)loader->total * sizeof(int64_t), MPT_MEMORY_BATCH);
@@ -40449,7 +40495,7 @@ mpt_status mpt_loader_reset(mpt_loader handle) {
 	return MPT_OK;
 }
 
-#define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
+#define MPT__LAST_EPOCH (INT64_C(1) << 59)	/* so that counting on cannot overflow */
 
 mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
 	MPT__PLAIN_FLOATS;
@@ -40500,9 +40546,9 @@ typedef struct {
 	char *name;
 	mpt_shape shape;
 	mpt_init init;
-	int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
-	uint32_t parameter; /* index in ctx->parameters + 1; 0 before the tree is frozen */
-	uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
+	int64_t fan_in;		/* what MPT_INIT_DEFAULT draws by */
+	uint32_t parameter;	/* index in ctx->parameters + 1; 0 before the tree is frozen */
+	uint32_t owner;	/* slot of the module whose parameter it is where it is tied to one; else 0 */
 	int64_t owner_row;
 } mpt__module_parameter;
 
@@ -40580,23 +40626,23 @@ static const struct {
 };
 
 typedef struct {
-	int64_t step;   /* dropout calls are counted per step */
-	uint64_t count; /* in it */
+	int64_t step;	/* dropout calls are counted per step */
+	uint64_t count;	/* in it */
 } mpt__draws;
 
 /* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
    `next` is what a step will have made of statistics, `pending` until that step ends. */
 enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
 typedef struct mpt__running {
-	uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
-	mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
-	char *path[MPT__BUFFERS];                          /* once the tree is frozen */
+	uint32_t values, counts, next_values, next_counts;	/* storages: [2, C] f32, [2] i64 */
+	mpt__tensor *buffer[MPT__BUFFERS];					/* views of the first two; NULL: not made */
+	char *path[MPT__BUFFERS];							/* once the tree is frozen */
 	double momentum;
-	int margin;       /* of fp8 scales */
-	uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
-	uint64_t made_of; /* .. and a hash of what they come from */
+	int margin;			/* of fp8 scales */
+	uint32_t norm;		/* of a fused convolution, whose `values` are folded: slot of its norm .. */
+	uint64_t made_of;	/* .. and a hash of what they come from */
 	uint32_t op_slot, op_generation;
-	mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
+	mpt_tensor spare[3];	/* handles that end with the fp8 call under way */
 	bool pending;
 	/* At a step's end: what the step left becomes the state, or (commit false) is forgotten. NULL:
 	   steps leave nothing. */
@@ -40614,10 +40660,10 @@ typedef mpt_tensor (*mpt__layer_run)(
 
 /* What a user looks at a module with; see nn/hooks.c, which fills it in. */
 typedef struct {
-	mpt_forward_hook forward; /* NULL: none of that kind */
+	mpt_forward_hook forward;	/* NULL: none of that kind */
 	mpt_backward_hook backward;
 	void *forward_user, *backward_user;
-	mpt__layer_run run; /* what `run` of the module would be */
+	mpt__layer_run run;	/* what `run` of the module would be */
 	/* Behind a forward. */
 	mpt_status (*call)(mpt_context *ctx, mpt__module *module, const mpt_tensor *in, int n_in,
 		mpt_tensor *out, int n_out);
@@ -40637,35 +40683,35 @@ struct mpt__module {
 	mpt_module_class cls;
 	void *user;
 	mpt__layer layer;
-	mpt__attributes attributes; /* of the layer's op */
-	uint32_t parent;            /* the first one, 0 = root */
+	mpt__attributes attributes;	/* of the layer's op */
+	uint32_t parent;			/* the first one, 0 = root */
 	int parents;
-	int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
-	int64_t first, numbers; /* the least in the tree, how many it has */
+	int64_t creation;		/* number in its context; 0 = given back, see mpt__number_back */
+	int64_t first, numbers;	/* the least in the tree, how many it has */
 	mpt__module_child *children;
 	int64_t child_count, child_capacity;
 	mpt__module_parameter *parameters;
 	int64_t parameter_count, parameter_capacity;
-	bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
-	bool fixed;            /* mpt_freeze, mpt_share_module */
-	bool borrows;          /* mpt_share_module */
-	uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
-	bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
-	bool held;             /* mpt_lora: weights get no gradients, and optimizers leave them out */
-	uint8_t lora;          /* mpt__lora */
-	uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-	uint32_t path;         /* index in ctx->paths, once frozen */
+	bool training, frozen;	/* asked for, see mpt__in_training; `frozen`: the tree is in use */
+	bool fixed;				/* mpt_freeze, mpt_share_module */
+	bool borrows;			/* mpt_share_module */
+	uint32_t before;		/* modes that come back, the last one in bit 0: see mpt__modes_begin */
+	bool watched;			/* of a root, once frozen: a user's forward or hook runs in the tree */
+	bool held;				/* mpt_lora: weights get no gradients, and optimizers leave them out */
+	uint8_t lora;			/* mpt__lora */
+	uint8_t policy;			/* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
+	uint32_t path;			/* index in ctx->paths, once frozen */
 	uint64_t path_hash;
-	mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
+	mpt__draws draws, committed;	/* now; after `updates` completed optimizer steps */
 	int64_t updates;
 	uint32_t mark;
-	uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
-	mpt__running *running; /* NULL: it keeps none */
-	mpt__layer_run run;    /* NULL: its op is all */
-	mpt__hooks *hooks;     /* NULL: nobody looks */
-	bool noticed;          /* its first forward in training looked for a bias before it */
+	uint64_t label;			/* hash of the label, which stands for `creation`; 0 = none */
+	mpt__running *running;	/* NULL: it keeps none */
+	mpt__layer_run run;		/* NULL: its op is all */
+	mpt__hooks *hooks;		/* NULL: nobody looks */
+	bool noticed;			/* its first forward in training looked for a bias before it */
 #ifndef MPTRAIN_NO_FRUGAL
-	int recompute; /* mpt_recompute_module: in so many parts; 0: not */
+	int recompute;	/* mpt_recompute_module: in so many parts; 0: not */
 #endif
 };
 
@@ -40744,7 +40790,7 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
 	case MPT_INIT_NORMAL:
 		return MPT__FN_NORMAL;
 	case MPT_INIT_DEFAULT:
-		*b = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
+		*b = layer > 0 ? 1.0 / sqrt(layer) : 0.0;	/* kaiming_uniform with a = sqrt(5) */
 		break;
 	default:
 		if (xavier && fan_in + fan_out > 0) deviation = init.a * sqrt(2.0 / (fan_in + fan_out));
@@ -40814,12 +40860,12 @@ static mpt_status mpt__draw_parameter(
 	MPT__PLAIN_FLOATS;
 	const mpt__module_parameter *row = &module->parameters[i];
 	const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
-	const bool moves = dtype != MPT_DTYPE_NONE; /* room for what it holds, too */
+	const bool moves = dtype != MPT_DTYPE_NONE;	/* room for what it holds, too */
 	const size_t count = (size_t)parameter->numel, bytes = (moves + 1u) * count * sizeof(float);
 	mpt__tensor *tensor = parameter->tensor;
 	double a, b;
 	if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
-	if (mpt__is_dry(&ctx->base)) { /* what it would take for a moment */
+	if (mpt__is_dry(&ctx->base)) {	/* what it would take for a moment */
 		mpt__account(&ctx->base, MPT_MEMORY_HOST, (int64_t)bytes);
 		mpt__account_less(&ctx->base, MPT_MEMORY_HOST, (int64_t)bytes);
 		ctx->base.memory.allocations++, ctx->base.memory.releases++;
@@ -40863,7 +40909,7 @@ static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
 	mpt__block *block = &ctx->blocks[parameter->block];
 	row->parameter = 0;
 	if (parameter->tensor) {
-		parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+		parameter->tensor->parameter = 0;	/* a backward to come finds nothing to collect in */
 		parameter->tensor->flags = MPT__KEPT;
 		mpt__tensor_drop(ctx, parameter->tensor);
 	}
@@ -40876,10 +40922,8 @@ static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
 
 /* A tied row of a module that lives on takes over what a module that ends owns. */
 static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-	for (int64_t i = 1; i < table->count; i++) {
-		const mpt__module *other = (const mpt__module *)table->rows[i].object;
-		for (int64_t k = 0; other && k < other->parameter_count; k++) {
+	MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+		for (int64_t k = 0; k < other->parameter_count; k++) {
 			mpt__module_parameter *row = &other->parameters[k];
 			if (row->owner != module->id.slot) continue;
 			mpt__module_parameter *from = &module->parameters[row->owner_row];
@@ -40925,10 +40969,8 @@ static void mpt__module_free(mpt_context *ctx, void *object) {
 /* Slot of another module that holds `child`; 0 if there is none. */
 static uint32_t mpt__other_parent(
 	mpt_context *ctx, const mpt__module *parent, const mpt__module *child) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-	for (int64_t i = 1; i < table->count; i++) {
-		const mpt__module *other = (const mpt__module *)table->rows[i].object;
-		for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
+	MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+		for (int64_t k = 0; other != parent && k < other->child_count; k++)
 			if (other->children[k].slot == child->id.slot) return other->id.slot;
 	}
 	return 0;
@@ -40951,21 +40993,21 @@ static void mpt__module_end(mpt_context *ctx, mpt__module *module, bool below) {
 #define MPT__PATH_BYTES 1024
 
 typedef struct {
-	uint32_t slot, length; /* a module on the way down, the length of its path */
-	uint32_t next;         /* its next child */
+	uint32_t slot, length;	/* a module on the way down, the length of its path */
+	uint32_t next;			/* its next child */
 } mpt__level;
 
 /* A module and all below it, in the order of their children: a shared one once, under its first
    path. Ends early with an error recorded if the tree is too deep. */
 typedef struct mpt__walk {
 	mpt_context *context;
-	mpt__module *module; /* the current one */
-	int64_t row;         /* its next parameter */
+	mpt__module *module;	/* the current one */
+	int64_t row;			/* its next parameter */
 	uint32_t mark;
 	int depth;
-	bool buffers; /* of mpt__walk_weight: the parameters are behind it */
+	bool buffers;	/* of mpt__walk_weight: the parameters are behind it */
 	mpt__level level[MPT__MAX_DEPTH];
-	char path[MPT__PATH_BYTES]; /* of the current one */
+	char path[MPT__PATH_BYTES];	/* of the current one */
 } mpt__walk;
 
 static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
@@ -41287,7 +41329,7 @@ static mpt_module mpt__container_new(
 /* A container of the arguments up to MPT_END; too many look as if it were missing. */
 static mpt_module mpt__gathered_new(
 	mpt_context *ctx, const char *call, mpt__layer layer, va_list arguments) {
-	enum { MOST = 255 }; /* compilers need not take more arguments */
+	enum { MOST = 255 };	/* compilers need not take more arguments */
 	mpt_module modules[MOST];
 	for (int count = 0; count <= MOST; count++) {
 		mpt_module module = va_arg(arguments, mpt_module);
@@ -41355,7 +41397,7 @@ mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shap
 
 /* ==== Freezing ==== */
 
-#define MPT__MOST_ELEMENTS (INT64_MAX / 16) /* of a tree: their bytes can still be counted */
+#define MPT__MOST_ELEMENTS (INT64_MAX / 16)	/* of a tree: their bytes can still be counted */
 
 /* Elements between the starts of tensors: 256 bytes of the block's dtype. */
 static int64_t mpt__block_grain(mpt_dtype dtype) {
@@ -41368,7 +41410,7 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 
 /* A path for the life of the context, by which mpt_fuse tells modules apart; 0 on error. */
 static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
-	if (ctx->path_count == 0) ctx->path_count = 1; /* 0 means none */
+	if (ctx->path_count == 0) ctx->path_count = 1;	/* 0 means none */
 	if (!mpt__room(ctx, ctx->paths, ctx->path_capacity, ctx->path_count + 1)) return 0;
 	ctx->paths[ctx->path_count] = mpt__host_text(ctx, text);
 	return ctx->paths[ctx->path_count] ? (uint32_t)ctx->path_count++ : 0;
@@ -41487,7 +41529,7 @@ static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module,
 		const uint8_t flags = MPT__REQUIRES_GRAD | MPT__LEAF;
 		mpt__tensor *tensor = parameter->tensor;
 		tensor->flags = (uint8_t)(on ? tensor->flags | flags : tensor->flags & ~flags);
-		if (!on) mpt__clear_grad(parameter); /* an update would use what is left */
+		if (!on) mpt__clear_grad(parameter);	/* an update would use what is left */
 	}
 }
 
@@ -41534,7 +41576,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
 	if (root->frozen) return MPT_OK;
 	mpt__walk walk;
 	MPT__EACH_MODULE(module, &walk, ctx, root) {
-		if (module->frozen) /* its parameters are there */
+		if (module->frozen)	/* its parameters are there */
 			return mpt__error(ctx, STATE,
 				"module %s is already in use in another tree; only one tree can share it",
 				walk.path);
@@ -41554,7 +41596,7 @@ MPT__END_REGION
    next one with the module's stream. */
 static uint64_t mpt__dropout_again(const mpt_context *ctx, const mpt__module *module) {
 	for (const mpt__record *twin = ctx->region->at; twin; twin = twin->after)
-		for (int at = 0; at < 2 && !twin->inner; at++) /* of dropout; of attention */
+		for (int at = 0; at < 2 && !twin->inner; at++)	/* of dropout; of attention */
 			if ((uint64_t)twin->attributes.index[at] == module->path_hash)
 				return (uint64_t)twin->attributes.index[at + 1];
 	return 0;
@@ -41578,10 +41620,8 @@ static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
 
 /* For mpt_clear_error: takes back dropout calls since the last completed optimizer step. */
 static void mpt__draws_forget(mpt_context *ctx) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-	for (int64_t i = 1; i < table->count; i++) {
-		mpt__module *module = (mpt__module *)table->rows[i].object;
-		if (module && module->updates == ctx->committed.updates) module->draws = module->committed;
+	MPT__EACH_OBJECT(mpt__module, module, ctx, MPT__MODULE) {
+		if (module->updates == ctx->committed.updates) module->draws = module->committed;
 	}
 }
 
@@ -41620,7 +41660,7 @@ static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
 	mpt_status status =
 		cls->forward(mpt__module_handle(ctx, module), module->user, in, n_in, out, n_out);
 	ctx->forward_depth--;
-	ctx->base.op = "mpt_forward"; /* not the last call that the user's function made */
+	ctx->base.op = "mpt_forward";	/* not the last call that the user's function made */
 	if (!mpt__ok(ctx)) return ctx->base.status;
 	if (status != MPT_OK)
 		return mpt__error_of(
@@ -41885,7 +41925,7 @@ static mpt_status mpt__recompute_run(
 		made = mpt__module_plainly(ctx, module, mpt__live(ctx, in[0]), region->activation);
 	else
 		mpt__forward_plainly(ctx, module, in, region->n_in, out, region->n_out, &made);
-	if (region->end) region->end = at; /* one more, where that is part of the last one's call */
+	if (region->end) region->end = at;	/* one more, where that is part of the last one's call */
 	if (made) out[0] = mpt__handle(ctx, made);
 	return ctx->base.status;
 }
@@ -42269,7 +42309,7 @@ static void mpt__move_parameter(
 	mpt_context *ctx, mpt__parameter *parameter, uint32_t index, int64_t offset, bool converts) {
 	mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
 	mpt__tensor *tensor = parameter->tensor;
-	mpt__gradient_drop(ctx, &tensor->gradient); /* a view of the old block's */
+	mpt__gradient_drop(ctx, &tensor->gradient);	/* a view of the old block's */
 	mpt__tensor moved = *tensor;
 	moved.storage = block->values;
 	moved.dtype = block->dtype;
@@ -42358,7 +42398,7 @@ static void mpt__summary_module(
 	for (int64_t i = 0; i < module->parameter_count; i++) {
 		const mpt__module_parameter *row = &module->parameters[i];
 		mpt_dtype dtype = MPT_F32;
-		if (row->owner) continue; /* tied: it stands in another module */
+		if (row->owner) continue;	/* tied: it stands in another module */
 		if (row->parameter)
 			dtype = (mpt_dtype)ctx->blocks[ctx->parameters[row->parameter - 1].block].dtype;
 		mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
@@ -42443,7 +42483,7 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
 /* Hash over the elements of a storage range. */
 static uint64_t mpt__hash_storage(
 	mpt_context *ctx, uint64_t hash, uint32_t storage, int64_t byte_offset, int64_t bytes) {
-	unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
+	unsigned char piece[4096];	/* a fixed size: pieces are hashed one by one */
 	for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
 		int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
 		if (mpt__download(ctx, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
@@ -42541,10 +42581,8 @@ mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
 	if (!same)
 		return mpt__error(ctx, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
 			&row->shape, source, &from->shape);
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-	for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
-		const mpt__module *other = (const mpt__module *)table->rows[m].object;
-		for (int64_t r = 0; other && r < other->parameter_count; r++) {
+	MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {	/* what was tied to it follows */
+		for (int64_t r = 0; r < other->parameter_count; r++) {
 			mpt__module_parameter *tied = &other->parameters[r];
 			if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
 			tied->owner = owner->id.slot, tied->owner_row = k;
@@ -42572,7 +42610,7 @@ mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user
 }
 mpt_forward_hook mpt_get_forward_hook(mpt_module module, void **user) {
 	if (user) *user = NULL;
-	return NULL; /* no module has one */
+	return NULL;	/* no module has one */
 }
 mpt_backward_hook mpt_get_backward_hook(mpt_module module, void **user) {
 	if (user) *user = NULL;
@@ -42671,7 +42709,7 @@ static mpt_status mpt__hook_output(
 	if (status != MPT_OK) return status;
 	out[i] = seen;
 	mpt__record *record = mpt__live(ctx, seen)->record;
-	if (!record) return MPT_OK; /* in backward, which runs its forward again */
+	if (!record) return MPT_OK;	/* in backward, which runs its forward again */
 	record->attributes.index[MPT__HOOK_SLOT] = module->id.slot;
 	record->attributes.index[MPT__HOOK_GENERATION] = module->id.generation;
 	record->attributes.index[MPT__HOOK_OUTPUT] = i;
@@ -42684,7 +42722,7 @@ static mpt_status mpt__hook_call(mpt_context *ctx, mpt__module *module, const mp
 	int n_in, mpt_tensor *out, int n_out) {
 	MPT__PLAIN_FLOATS;
 	const mpt__hooks *hooks = module->hooks;
-	mpt__wait_no_more(ctx); /* a convolution that is to be fused, whose result would be gone */
+	mpt__wait_no_more(ctx);	/* a convolution that is to be fused, whose result would be gone */
 	if (!mpt__hook_runs(ctx, module) || !mpt__user_forward_begin(ctx, module->cls.name))
 		return ctx->base.status;
 	mpt_status status =
@@ -42701,7 +42739,7 @@ static mpt_status mpt__hook_call(mpt_context *ctx, mpt__module *module, const mp
 /* All behind a forward. A hook may take off itself, or the other one. */
 static mpt_status mpt__hooks_call(mpt_context *ctx, mpt__module *module, const mpt_tensor *in,
 	int n_in, mpt_tensor *out, int n_out) {
-	mpt__module_begin(ctx, module); /* children have run since */
+	mpt__module_begin(ctx, module);	/* children have run since */
 	if (module->hooks->forward && mpt__hook_call(ctx, module, in, n_in, out, n_out) != MPT_OK)
 		return ctx->base.status;
 	for (int i = 0; i < n_out && mpt__ok(ctx) && module->hooks && module->hooks->backward; i++)
@@ -42716,7 +42754,7 @@ static mpt_tensor mpt__hooked_run(
 	mpt__tensor *made = NULL;
 	mpt_tensor in[2], out = mpt__null(ctx);
 	in[0] = x, in[1] = residual;
-	if (module->hooks->forward) mpt__wait_no_more(ctx); /* x, which a norm would take in its own */
+	if (module->hooks->forward) mpt__wait_no_more(ctx);	/* x, which a norm would take in its own */
 	if (run)
 		out = run(ctx, module, x, residual, relu);
 	else if (mpt__layer_rows[module->layer].op)
@@ -42832,7 +42870,7 @@ const char *mpt_module_kind(mpt_module module) {
 	return found ? found->cls.name : "";
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * nn/share.c: one copy of the weights for a module in each of several contexts.
@@ -43071,7 +43109,7 @@ mpt_status mpt_share_module(mpt_module borrower, mpt_module lender) {
 	if (!s.from) return mpt__error(s.to, HANDLE, "the lender is a null handle");
 	if (!mpt__share_contexts(&s) || mpt__freeze(s.to, s.target) != MPT_OK) return s.to->base.status;
 	s.origin = mpt__module_frozen(lender, "mpt_share_module");
-	if (s.origin) mpt__wait(s.from); /* so that values are there, whoever reads them */
+	if (s.origin) mpt__wait(s.from);	/* so that values are there, whoever reads them */
 	if (!s.origin || !mpt__ok(s.from))
 		return mpt__error(s.to, STATE, "the lender's context failed: %s", mpt_error(s.from));
 	if (mpt__share_compare(&s)) {
@@ -43081,7 +43119,7 @@ mpt_status mpt_share_module(mpt_module borrower, mpt_module lender) {
 	return s.to->base.status;
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * nn/lora.c: low-rank adapters of linear layers and of what attention projects x by.
@@ -43143,7 +43181,7 @@ static mpt_tensor mpt__lora_added(mpt_context *ctx, const mpt__module *module, m
 	}
 	ctx->autocast_depth = depth;
 	y = mpt_add_(y, z);
-	if (mpt__hooks_of(a) || mpt__hooks_of(b)) spares.count = 0; /* which may put them by */
+	if (mpt__hooks_of(a) || mpt__hooks_of(b)) spares.count = 0;	/* which may put them by */
 	return mpt__spares_end(&spares, y);
 }
 
@@ -43188,11 +43226,9 @@ static bool mpt__lora_free(
 
 /* Whether the layer's weight is tied to another place, or another one to it. */
 static bool mpt__weight_tied(const mpt_context *ctx, const mpt__module *module) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
 	if (module->parameters[0].owner) return true;
-	for (int64_t i = 1; i < table->count; i++) {
-		const mpt__module *other = (const mpt__module *)table->rows[i].object;
-		for (int64_t k = 0; other && k < other->parameter_count; k++)
+	MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+		for (int64_t k = 0; k < other->parameter_count; k++)
 			if (other->parameters[k].owner == module->id.slot && !other->parameters[k].owner_row)
 				return true;
 	}
@@ -43269,7 +43305,7 @@ static void mpt__lora_make(mpt_context *ctx, mpt__module *module, int rank, doub
 	module->frozen = true;
 	module->lora = MPT__LORA_ADAPTED;
 	if (module->layer == MPT__LAYER_linear) *mpt__run_place(module) = mpt__lora_run;
-	if (!mpt__ok(ctx)) mpt__lora_drop(ctx, module); /* one of them may be there */
+	if (!mpt__ok(ctx)) mpt__lora_drop(ctx, module);	/* one of them may be there */
 }
 
 /* Whether the weights of a module and all below it, adapters apart, are held as they are. */
@@ -43285,7 +43321,7 @@ static void mpt__lora_hold(mpt_context *ctx, mpt__module *module, bool on) {
 /* Takes the adapters off all layers of a module: those alone that are not in use yet, or all. */
 static void mpt__lora_drop_all(mpt_context *ctx, mpt__module *module, bool used) {
 	mpt__walk walk;
-	ctx->moves++; /* captured steps record anew */
+	ctx->moves++;	/* captured steps record anew */
 	for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
 		if (module->lora == MPT__LORA_ADAPTED && (used || !mpt__adapter(ctx, module, 1)->frozen))
 			mpt__lora_drop(ctx, module);
@@ -43304,7 +43340,7 @@ mpt_status mpt_lora(mpt_module module, const char *pattern, int rank, double alp
 	if (!mpt__lora_check(ctx, found, pattern) ||
 		!mpt__lora_free(ctx, found, false, "call mpt_lora before it is made"))
 		return ctx->base.status;
-	const uint64_t creations = ctx->module_creations; /* later nets have the values that they had */
+	const uint64_t creations = ctx->module_creations;	/* later nets have the values that they had */
 	m = mpt__lora_next(&walk, mpt__walk_begin(&walk, ctx, found), pattern);
 	for (; m && mpt__ok(ctx); m = mpt__lora_next(&walk, mpt__walk_next(&walk), pattern))
 		mpt__lora_make(ctx, m, rank, alpha / rank);
@@ -43628,7 +43664,7 @@ static int64_t mpt__running_channels(const mpt__running *running) {
    is not pending: without commit all is forgotten. */
 static void mpt__running_settle(mpt_context *ctx, bool commit);
 
-static void mpt__running_settles(mpt_context *ctx, void *user, const void *what) {
+static void mpt__running_settles(MPT__HEARS) {
 	(void)user, (void)what;
 	mpt__running_settle(ctx, true);
 }
@@ -43641,7 +43677,7 @@ static void mpt__running_wait(mpt_context *ctx, mpt__running *running) {
 }
 
 /* Statistics of a batch on their way into those of a module. */
-static void mpt__running_update(mpt_context *ctx, void *user, const void *what) {
+static void mpt__running_update(MPT__HEARS) {
 	const mpt__batch_statistics *batch = (const mpt__batch_statistics *)what;
 	mpt__running *running = mpt__module_slot(ctx, batch->module)->running;
 	(void)user;
@@ -43668,11 +43704,9 @@ static void mpt__statistics_settle(mpt_context *ctx, mpt__running *running, bool
 }
 
 static void mpt__running_settle(mpt_context *ctx, bool commit) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
 	mpt__listen_no_more(ctx, MPT__STEP_SETTLES, mpt__running_settles);
-	for (int64_t i = 1; i < table->count; i++) {
-		const mpt__module *module = (const mpt__module *)table->rows[i].object;
-		mpt__running *running = module ? module->running : NULL;
+	MPT__EACH_OBJECT(const mpt__module, module, ctx, MPT__MODULE) {
+		mpt__running *running = module->running;
 		if (!running || (commit && !running->pending)) continue;
 		running->pending = false;
 		if (running->settle) running->settle(ctx, running, commit);
@@ -43950,7 +43984,7 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 /* What a layer, as its `user`, keeps of the places that it saw. */
 typedef struct {
 	mpt_context *context;
-	mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
+	mpt__tensor *kept[2];	/* keys and values [B, capacity, width]; NULL before the first forward */
 	int64_t batch, capacity, length;
 } mpt__cache;
 
@@ -44068,7 +44102,7 @@ static mpt_status mpt__multi_head_forward(
 	if (!mpt__ok(ctx)) return ctx->base.status;
 	mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
 	if (cache && mpt__ok(ctx)) cache->length += mpt_get_shape(heads).dim[1];
-	if (mpt__hooks_of(mpt__module_at(ctx, project))) spares.count--; /* which may put it by */
+	if (mpt__hooks_of(mpt__module_at(ctx, project))) spares.count--;	/* which may put it by */
 	out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
 	return ctx->base.status;
 }
@@ -44318,7 +44352,7 @@ static mpt_module mpt__recurrent_none(mpt_context *ctx, const char *call) {
 
 /* ==== Forward ==== */
 
-#define MPT__RNN_LAYERS 64 /* at most, in each direction */
+#define MPT__RNN_LAYERS 64	/* at most, in each direction */
 
 /* Attributes of a module: activation; imm[0]: dropout; index: */
 enum {
@@ -44337,8 +44371,8 @@ static bool mpt__is_lstm(const mpt__module *module) {
 /* What a call is given and gives. state: h and c, of all layers; null: zeros. */
 typedef struct {
 	mpt_tensor x, lengths, state[2];
-	mpt_tensor made[2][2 * MPT__RNN_LAYERS]; /* states at the end, by layer and direction */
-	int states;                              /* 2 of an LSTM */
+	mpt_tensor made[2][2 * MPT__RNN_LAYERS];	/* states at the end, by layer and direction */
+	int states;									/* 2 of an LSTM */
 	bool batched;
 } mpt__recurrent;
 
@@ -44352,7 +44386,7 @@ static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, c
 	bool cell = module->layer >= MPT__LAYER_rnn_cell;
 	int n = n_in;
 	if (n > 1 && !cell && mpt_get_dtype(in[n - 1]) == MPT_I64) r->lengths = in[--n];
-	ctx->base.op = "mpt_forward"; /* not the last call */
+	ctx->base.op = "mpt_forward";	/* not the last call */
 	if ((n != 1 && n != 1 + r->states) || n_out > r->states + !cell)
 		return mpt__reject(ctx, ARGUMENT,
 			"%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
@@ -44736,7 +44770,7 @@ static mpt_tensor mpt__fp8_quantised(
 	mpt_context *ctx = call->frame->context;
 	mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
 	const mpt__tensor *tensor = mpt__live(ctx, flat);
-	if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
+	if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat);	/* a view */
 	tensor = mpt__live(ctx, dense);
 	mpt__tensor *out = NULL;
 	if (tensor && mpt__ok(ctx))
@@ -44819,7 +44853,7 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
 	mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
 	bool watched = mpt__fp8_watched(call);
 	(void)user;
-	mpt_autocast_begin(frame->context, MPT_F32); /* mpt_backward may be called in any region */
+	mpt_autocast_begin(frame->context, MPT_F32);	/* mpt_backward may be called in any region */
 	if (mpt__wants(frame, 2))
 		mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
 	mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
@@ -44850,7 +44884,7 @@ static mpt_tensor mpt__fp8_forward(
 			i < module->parameter_count ? mpt__parameter_handle(ctx, module, i) : mpt__null(NULL);
 	in[3] = mpt__handle(ctx, running->buffer[MPT__BUFFER_FP8]);
 	mpt_op_apply(op, in, 4, &out, 1);
-	for (int i = 0; i < 3; i++) { /* what was saved lives on until backward has used it */
+	for (int i = 0; i < 3; i++) {	/* what was saved lives on until backward has used it */
 		mpt__fp8_end(ctx, running->spare[i]);
 		running->spare[i] = mpt__null(ctx);
 	}
@@ -45010,7 +45044,7 @@ static void mpt__trace_modes(mpt_context *ctx, mpt__module *root, bool begin) {
 typedef struct {
 	mpt_context *context;
 	uint32_t mark;
-	const mpt__tensor *out; /* of the net */
+	const mpt__tensor *out;	/* of the net */
 } mpt__trace;
 
 /* The next record of the trace from number *at on; NULL at the end. */
@@ -45047,10 +45081,8 @@ static int mpt__trace_uses(
 
 /* The batch norm layer that made a call; NULL: it was none. */
 static mpt__module *mpt__trace_norm(mpt_context *ctx, const mpt__record *call) {
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
-	for (int64_t i = 1; i < table->count; i++) {
-		mpt__module *module = (mpt__module *)table->rows[i].object;
-		if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
+	MPT__EACH_OBJECT(mpt__module, module, ctx, MPT__MODULE) {
+		if (module->frozen && module->path == call->path && mpt__is_batch_norm(module))
 			return module;
 	}
 	return NULL;
@@ -45201,77 +45233,77 @@ typedef enum { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
 typedef struct {
 	mpt__kernel kernel;
 	mpt__function function;
-	bool cycles; /* the first setting is what one cycle moves */
+	bool cycles;	/* the first setting is what one cycle moves */
 	struct {
-		const char *name; /* in state; NULL = none */
-		mpt__need need;   /* always, where the first setting is not 0, in the variant */
+		const char *name;	/* in state; NULL = none */
+		mpt__need need;		/* always, where the first setting is not 0, in the variant */
 	} moment[MPT__MOMENTS];
 	struct {
 		const char *name;
 		double low, below;
-	} setting[MPT__SETTINGS]; /* the last ones may be missing */
+	} setting[MPT__SETTINGS];	/* the last ones may be missing */
 } mpt__rule;
 
 typedef struct {
-	double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
+	double lr;	/* without a schedule the rate itself, else the rate that the schedule starts from */
 	double weight_decay, setting[MPT__SETTINGS];
-	uint16_t lr_slot; /* what the kernels read where there is no table */
-	uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
+	uint16_t lr_slot;	/* what the kernels read where there is no table */
+	uint32_t table;		/* storage of a per-step schedule's window; 0 = none */
 } mpt__group;
 
 /* What mirrors elements [first, first + count) of a block. */
 typedef struct {
 	uint32_t block;
-	uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
-	uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
-	uint64_t stream;               /* of the random words that round its elements */
+	uint32_t mirror[MPT__MIRRORS];	/* storages f32: moments, master; 0 = none */
+	uint32_t agreed;				/* mpt__foreign_writes when the master was loaded */
+	uint64_t stream;				/* of the random words that round its elements */
 	int64_t first, count;
-	int64_t held;      /* parameters of the block that are in the optimizer */
-	int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+	int64_t held;		/* parameters of the block that are in the optimizer */
+	int64_t row, rows;	/* its segments; rows 0: no gradient in this pattern */
 #ifndef MPTRAIN_NO_FRUGAL
-	int64_t bytes, used, wanted; /* of moments with codes; wanted: by what is being taken */
+	int64_t bytes, used, wanted;	/* of moments with codes; wanted: by what is being taken */
 #endif
 } mpt__optim_state;
 
 /* One parameter; its step count has the same index. */
 typedef struct {
-	uint32_t parameter; /* index in ctx->parameters */
+	uint32_t parameter;	/* index in ctx->parameters */
 	uint32_t group, state;
-	uint32_t block;   /* the state's: where the parameter was when it came */
-	bool had_grad;    /* in the pattern that the segments were built of */
-	uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+	uint32_t block;		/* the state's: where the parameter was when it came */
+	bool had_grad;		/* in the pattern that the segments were built of */
+	uint64_t history;	/* hash of the patterns in which it had one: equal where step counts are */
 #ifndef MPTRAIN_NO_FRUGAL
-	int64_t place;    /* of moments with codes, as in segments */
+	int64_t place;		/* of moments with codes, as in segments */
 #endif
 } mpt__optim_item;
 
 /* The device scalars of an optimizer. */
 enum {
-	MPT__OPTIM_APPLIED,    /* i: steps */
-	MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
-	MPT__OPTIM_NORM,       /* f */
-	MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
+	MPT__OPTIM_APPLIED,		/* i: steps */
+	MPT__OPTIM_FOUND,		/* i: found_inf of the last unscale */
+	MPT__OPTIM_NORM,		/* f */
+	MPT__OPTIM_MULTIPLIER,	/* f: means something while it is pending on blocks */
 	MPT__OPTIM_SLOTS
 };
 
 /* How far an optimizer is in the current update of its scaler. */
 typedef enum { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
 
-struct mpt__schedule; /* train/rates.c */
-struct mpt__own;      /* train/own.c */
+struct mpt__schedule;	/* train/rates.c */
+struct mpt__own;		/* train/own.c */
 
 typedef struct {
 	mpt__id id;
 	const mpt__rule *rule;
 	double setting[MPT__SETTINGS];
-	double initial; /* value of the first moment of what is new */
+	double initial;	/* value of the first moment of what is new */
 	bool variant, maximize, shared, warned_no_grad, warned_unscaled;
-	bool refuses_nonfinite; /* norms that clip */
-	bool stochastic;        /* bf16 values are rounded by chance and have no masters */
+	bool refuses_nonfinite;	/* norms that clip */
+	bool stochastic;		/* bf16 values are rounded by chance and have no masters */
 	bool pattern_valid, norm_valid;
 #ifndef MPTRAIN_NO_FRUGAL
-	bool inside; /* updates in backward: then each item is a segment of its own, in items' order */
-	bool done;   /* has done so; mpt_step is still to come */
+	bool inside;	/* updates in backward: then each item is a segment of its own, in items' order */
+	bool done;		/* has done so; mpt_step is still to come */
 #endif
 	mpt__group *groups;
 	int64_t group_count, group_capacity;
@@ -45280,26 +45312,26 @@ typedef struct {
 	mpt__optim_item *items;
 	int64_t item_count, item_capacity;
 	int64_t row_count;
-	int64_t *rows;             /* host copy of the segments, behind it the group of each */
-	uint32_t segments, counts; /* storages */
-	int64_t with_grad;         /* parameters with a gradient in the pattern */
-	uint32_t stepped;          /* the context's updates after its last step */
-	int uncleared;             /* steps in a row that found the gradients of the one before */
-	uint64_t patterns;         /* so far; other groups and options count, too */
+	int64_t *rows;				/* host copy of the segments, behind it the group of each */
+	uint32_t segments, counts;	/* storages */
+	int64_t with_grad;			/* parameters with a gradient in the pattern */
+	uint32_t stepped;			/* the context's updates after its last step */
+	int uncleared;				/* steps in a row that found the gradients of the one before */
+	uint64_t patterns;			/* so far; other groups and options count, too */
 	uint16_t slot[MPT__OPTIM_SLOTS];
-	uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
+	uint32_t scaler;	/* slot of the scaler in whose current update it takes part; 0 = none */
 	mpt__stage stage;
-	bool checked;                   /* its gradients were looked at: found_inf means something */
-	struct mpt__schedule *schedule; /* NULL = none */
-	struct mpt__own *own;           /* NULL: the kernel of its rule updates */
+	bool checked;					/* its gradients were looked at: found_inf means something */
+	struct mpt__schedule *schedule;	/* NULL = none */
+	struct mpt__own *own;			/* NULL: the kernel of its rule updates */
 #ifndef MPTRAIN_NO_FRUGAL
-	uint32_t codes;                 /* the table of codes, as a storage; 0: moments are fp32 */
+	uint32_t codes;					/* the table of codes, as a storage; 0: moments are fp32 */
 #endif
 } mpt__optimizer;
 
 /* By a counter: none gets there, and sums of some do not overflow. */
 #define MPT__MOST_COUNTED (INT64_C(1) << 53)
-#define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
+#define MPT__STATE_NAME (MPT__PATH_BYTES + 64)	/* room for a path and what stands behind it */
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
    where storage is 0, an array on the host, or a number of 8 bytes there, or, where both are NULL,
@@ -45307,13 +45339,13 @@ typedef struct {
 typedef struct {
 	const char *name;
 	uint32_t storage;
-	mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
+	mpt_dtype dtype;	/* MPT_F64 or MPT_I64 for numbers */
 	int64_t offset, count;
 	void *host;
-	void *array; /* `count` elements on the host; NULL: a number, or in a storage */
+	void *array;	/* `count` elements on the host; NULL: a number, or in a storage */
 	uint16_t slot;
-	mpt_shape shape; /* of the elements; of numbers the scalar's */
-	uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
+	mpt_shape shape;	/* of the elements; of numbers the scalar's */
+	uint32_t module;	/* slot of that whose parameter this is about; 0 = of none */
 	/* What a number may be: with `same`, which says how things are set up, no other; with `most`
 	   above 0 (of MPT_I64, also of one in a storage) from 0 to that, below 0 from that to as much
 	   above; with `rate` (of MPT_F64) finite and 0 or more. */
@@ -45326,13 +45358,13 @@ typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt
 
 /* What an optimizer that updates on the host has of its own: the first member of more. */
 typedef struct mpt__own {
-	size_t bytes; /* of all of it */
+	size_t bytes;	/* of all of it */
 	mpt__rule rule;
-	bool whole;   /* takes all parameters together: no groups, no options */
-	bool running; /* amid a step, in a function of the user's */
+	bool whole;		/* takes all parameters together: no groups, no options */
+	bool running;	/* amid a step, in a function of the user's */
 	/* In the place of launches, with what those get: see mpt__optimizer_update. */
 	mpt_status (*update)(mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot);
-	void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
+	void (*end)(mpt_context *ctx, struct mpt__own *own);	/* before the bytes are given back */
 	/* Shows what it keeps besides; NULL: nothing. */
 	mpt_status (*visit)(mpt_context *ctx, struct mpt__own *own, mpt__state_item *item,
 		mpt__state_visitor visit, void *user);
@@ -45371,7 +45403,7 @@ static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_
 
 /* ==== Settings ==== */
 
-#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
+#define MPT__NO_LIMIT 3.4e38	/* what no setting reaches: NaN and infinities of fp32 are refused */
 
 /* False with an error recorded unless low <= value < below. */
 static bool mpt__check_number(
@@ -45468,7 +45500,7 @@ static double mpt__restarts_factor(const mpt_rate *rate, int64_t t) {
 	return (1 + mpt__cos(mpt__pi * (double)t / (double)length)) / 2;
 }
 
-enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 }; /* bits of count[1] */
+enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 };	/* bits of count[1] */
 
 /* The cycle at time t: from first to high, then to last; in three phases by way of first. */
 static double mpt__cycle(const mpt_rate *rate, int64_t t, double first, double high, double last) {
@@ -45493,7 +45525,7 @@ static double mpt__one_cycle_factor(const mpt_rate *rate, int64_t t) {
 /* One row per kind. Counts are at least 1, numbers in [low, high]. */
 static const struct mpt__rate_rule {
 	double (*factor)(const mpt_rate *rate, int64_t t);
-	bool floor; /* number[0] is eta_min: the factor is of what the base rate is above that */
+	bool floor;	/* number[0] is eta_min: the factor is of what the base rate is above that */
 	const char *count[2];
 	struct {
 		const char *name;
@@ -45553,20 +45585,20 @@ mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
 
 typedef struct mpt__schedule {
 	mpt__id id;
-	mpt__optimizer *optimizer; /* NULL once it is destroyed */
+	mpt__optimizer *optimizer;	/* NULL once it is destroyed */
 	mpt_schedule_unit unit;
-	bool chained, plateau, told; /* told: that a schedule per step moves by itself */
-	bool cycles;                 /* momentum, too: the table has two rows */
-	int count;                   /* curves; 0: the base rate */
+	bool chained, plateau, told;	/* told: that a schedule per step moves by itself */
+	bool cycles;					/* momentum, too: the table has two rows */
+	int count;						/* curves; 0: the base rate */
 	mpt_rate rate[MPT_MAX_RATES];
 	int64_t milestone[MPT_MAX_RATES];
-	double max_lr, low_momentum, high_momentum; /* of one cycle */
-	mpt_plateau_config config;                  /* of a plateau */
-	mpt_schedule_state state; /* time per step: what comes on top of the applied steps */
-	int64_t first;            /* applied steps at the window's begin; -1: no window yet */
-	int64_t queued;           /* steps queued: an upper bound of those applied */
-	uint16_t first_slot;      /* `first` on the device */
-	double *window;           /* host side of an upload */
+	double max_lr, low_momentum, high_momentum;	/* of one cycle */
+	mpt_plateau_config config;					/* of a plateau */
+	mpt_schedule_state state;	/* time per step: what comes on top of the applied steps */
+	int64_t first;				/* applied steps at the window's begin; -1: no window yet */
+	int64_t queued;				/* steps queued: an upper bound of those applied */
+	uint16_t first_slot;		/* `first` on the device */
+	double *window;				/* host side of an upload */
 } mpt__schedule;
 
 MPT__HANDLES(schedule, MPT__SCHEDULE)
@@ -45649,7 +45681,7 @@ static mpt_status mpt__schedule_before_step(mpt_context *ctx, mpt__optimizer *op
 	bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
 	mpt_status status = MPT_OK;
 	int64_t writes = ctx->host_writes;
-	ctx->unrecorded = mpt__is_capturing(ctx); /* captured steps come here, too */
+	ctx->unrecorded = mpt__is_capturing(ctx);	/* captured steps come here, too */
 	if (schedule->first < 0 || beyond) status = mpt__schedule_fill(ctx, schedule);
 	ctx->unrecorded = false;
 	ctx->host_writes = writes;
@@ -45732,7 +45764,8 @@ static uint32_t mpt__code_middle(float a, float b) {
 	return mpt__f32_bits(rounded) - ((double)rounded > middle);
 }
 
-/* A codebook: between powers of ten, the middles of 2^i equal parts, or of twice as many. */
+/* A codebook: between powers of ten, the middles of 2^i equal parts, or of twice as many. The
+   lowest line rounds to no number below its first. */
 static void mpt__codebook(int32_t *book, int is_unsigned) {
 	float size[257] = {0}, *vector = (float *)(void *)(book + MPT__CODE_LIMIT);
 	int n = 1;
@@ -45745,8 +45778,9 @@ static void mpt__codebook(int32_t *book, int is_unsigned) {
 			vector[k] = mpt__f32_from_bits(mpt__code_middle(size[first - 1], size[first]));
 			vector[16 + k] = i < 7 ? (float)(parts * power / 9) : 0;
 			vector[32 + k] = (float)(i < 7 ? parts - parts / 9.0 - 0.5 : parts);
+			if (i == 0) vector[16 + k] = 18e6f / 11, vector[32 + k] = (float)parts - 0.4f;
 			vector[48 + k] = (float)(parts + count - 1);
-			vector[64 + k] = (float)below;
+			vector[64 + (k + 7 - 7 * is_unsigned) % 16] = (float)below;
 		}
 	}
 	for (int k = 0; k < n; k++) {
@@ -45778,7 +45812,7 @@ static uint32_t mpt__codebooks(mpt_context *ctx) {
 	return storage;
 }
 
-enum { MPT__CODED_FROM = 4096 }; /* elements; smaller tensors, such as biases, keep fp32 */
+enum { MPT__CODED_FROM = 4096 };	/* elements; smaller tensors, such as biases, keep fp32 */
 
 static int64_t mpt__code_blocks(int64_t n) { return (n + MPT__CODE_BLOCK - 1) / MPT__CODE_BLOCK; }
 
@@ -46074,7 +46108,7 @@ static void mpt__item_add(
 	item->group = group;
 	item->state = mpt__state_of(ctx, optimizer, parameter->block);
 	item->block = parameter->block;
-	item->history = optimizer->patterns; /* as its peers, and nobody from before */
+	item->history = optimizer->patterns;	/* as its peers, and nobody from before */
 	mpt__optim_state *state = &optimizer->states[item->state];
 	state->held++;
 	mpt__module *holder = mpt__module_slot(ctx, parameter->module);
@@ -46226,7 +46260,7 @@ static mpt_optimizer mpt__optimizer_new(
 	for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
 		ok = mpt__check_number(ctx, rule->setting[i].name, plan->setting[i], rule->setting[i].low,
 			rule->setting[i].below);
-	const bool plain = (plan->state_bits & ~32) == 0; /* 32, or 0 */
+	const bool plain = (plan->state_bits & ~32) == 0;	/* 32, or 0 */
 	ok = ok && (plain || mpt__check_state_bits(ctx, rule, plan));
 	mpt__optimizer *optimizer =
 		ok ? (mpt__optimizer *)mpt__object_make(ctx, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
@@ -46424,7 +46458,7 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
 	if (!mpt__check_rate(ctx, lr, weight_decay)) return -1;
 	int64_t group = mpt__group_new(ctx, optimizer, lr, weight_decay);
 	if (group < 0) return -1;
-	mpt_status status = mpt__schedule_rebase(ctx, optimizer); /* first: takes memory, too */
+	mpt_status status = mpt__schedule_rebase(ctx, optimizer);	/* first: takes memory, too */
 #ifndef MPTRAIN_NO_WATCH
 	if (status == MPT_OK && optimizer->own && optimizer->own->admit)
 		status = optimizer->own->admit(ctx, optimizer, module, parameter, group);
@@ -46529,8 +46563,8 @@ MPT__BEGIN_COLD
  * ---- */
 
 typedef struct {
-	uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
-	uint32_t moves;                  /* the block's */
+	uint32_t block, average, backup;	/* backup: the block's own values while averages stand there */
+	uint32_t moves;						/* the block's */
 	int64_t first, count;
 } mpt__ema_part;
 
@@ -46539,11 +46573,11 @@ typedef struct {
 	mpt_module module;
 	mpt_optimizer optimizer;
 	mpt_ema_config config;
-	mpt__ema_part *part; /* as a rule one for each dtype of parameters */
+	mpt__ema_part *part;	/* as a rule one for each dtype of parameters */
 	int64_t capacity;
 	int parts;
-	bool applied;                   /* the module's values are the averages */
-	uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
+	bool applied;					/* the module's values are the averages */
+	uint16_t seen_slot, count_slot;	/* i: applied steps at the last update; updates so far */
 } mpt__ema;
 
 MPT__HANDLES(ema, MPT__EMA)
@@ -46597,7 +46631,7 @@ static mpt_status mpt__ema_move(
 			ctx, block->values, own, part->first, other, dtype, 0, part->count);
 	mpt__copy_elements(ctx, other, dtype, 0, block->values, own, part->first, part->count);
 	ctx->storages[block->values].version++;
-	mpt__values_replayed(ctx, block->values); /* masters hold on to what they know */
+	mpt__values_replayed(ctx, block->values);	/* masters hold on to what they know */
 	return ctx->base.status;
 }
 
@@ -46648,10 +46682,8 @@ mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema
 
 /* Whether averages stand where the values of a block were. */
 static bool mpt__averages_applied(const mpt_context *ctx, uint32_t block) {
-	const mpt__object_table *table = &ctx->objects[MPT__EMA];
-	for (int64_t slot = 1; slot < table->count; slot++) {
-		const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-		for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+	MPT__EACH_OBJECT(const mpt__ema, ema, ctx, MPT__EMA) {
+		for (int i = 0; ema->applied && i < ema->parts; i++)
 			if (ema->part[i].block == block && mpt__ema_lives(ctx, ema)) return true;
 	}
 	return false;
@@ -46712,7 +46744,7 @@ mpt_status mpt_ema_apply(mpt_ema handle) {
 	}
 	for (int i = 0; i < ema->parts; i++)
 		mpt__ema_move(ctx, &ema->part[i], ema->part[i].backup, false, false);
-	ema->applied = mpt__ok(ctx); /* all is kept: mpt_ema_restore can give it */
+	ema->applied = mpt__ok(ctx);	/* all is kept: mpt_ema_restore can give it */
 	for (int i = 0; i < ema->parts; i++)
 		mpt__ema_move(ctx, &ema->part[i], ema->part[i].average, true, true);
 	return ctx->base.status;
@@ -46808,7 +46840,7 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
 	for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
 		mpt__optim_state *state = &optimizer->states[part / groups];
 		int64_t *last = NULL;
-		uint64_t history = 0; /* of the items in `last` */
+		uint64_t history = 0;	/* of the items in `last` */
 		if (part % groups == 0) state->row = rows;
 		for (int64_t i = 0; i < optimizer->item_count; i++) {
 			const mpt__optim_item *item = &optimizer->items[i];
@@ -47049,7 +47081,7 @@ static mpt_tensor mpt__grad_norm(
 	if (mpt__pattern(ctx, optimizer, MPT__PLAIN) == MPT_OK)
 		norm = mpt__tensor_new(ctx, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
 	if (!norm) return mpt__null(ctx);
-	bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
+	bool any = optimizer->with_grad > 0;	/* the norm of nothing is 0 */
 	if (any) {
 		uint16_t pending = mpt__pending(ctx, optimizer);
 		if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
@@ -47063,7 +47095,7 @@ static mpt_tensor mpt__grad_norm(
 		launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
 #ifndef MPTRAIN_NO_WATCH
 		if (optimizer->scaler && optimizer->checked && optimizer->stage == MPT__UNSCALED)
-			launch->slot[2] = optimizer->slot[MPT__OPTIM_FOUND]; /* the scaler skips the step */
+			launch->slot[2] = optimizer->slot[MPT__OPTIM_FOUND];	/* the scaler skips the step */
 		launch->slot[3] = clips ? optimizer->slot[MPT__OPTIM_APPLIED] : (uint16_t)MPT__SLOT_NONE;
 		launch->index[0] = optimizer->refuses_nonfinite;
 #endif
@@ -47091,7 +47123,7 @@ mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
 mpt_status mpt_error_if_nonfinite(mpt_optimizer handle, bool on) {
 	mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_error_if_nonfinite");
 	if (!optimizer) return mpt__status_of(handle.context);
-	if (optimizer->refuses_nonfinite != on) optimizer->patterns++; /* captured steps record anew */
+	if (optimizer->refuses_nonfinite != on) optimizer->patterns++;	/* captured steps record anew */
 	optimizer->refuses_nonfinite = on;
 	return MPT_OK;
 }
@@ -47109,7 +47141,7 @@ mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
 	uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
 	optimizer->norm_valid = false;
 	if (limit > 0) return mpt__scale_gradients(ctx, optimizer, slot, limit);
-	mpt__scale_gradients(ctx, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
+	mpt__scale_gradients(ctx, optimizer, slot, 1.0);	/* infinities times 0 would be NaN */
 	mpt__scalar_set_f(ctx, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
 	return mpt__scale_gradients(ctx, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
 }
@@ -47137,23 +47169,28 @@ typedef struct {
 	uint16_t slot;
 } mpt__update_place;
 
+/* The values of a state; with a form, the kernel takes them for its master. */
+static MPT__FORCE_INLINE void mpt__values_operands(
+	mpt__launch *launch, const mpt__block *block, const mpt__optim_state *state, int form) {
+	mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
+		state->count, MPT__READ_WRITE);
+	if (form >= 0)
+		mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
+			state->count, MPT__READ_WRITE);
+}
+
 /* The launch that updates segments [row, row + rows) of a state, which are of one group, or of a
-   part of it. With a form, the kernel takes the values for its master. */
+   part of it. */
 static MPT__FORCE_INLINE mpt__launch *mpt__update_launch(mpt_context *ctx,
 	const mpt__optimizer *optimizer, const mpt__optim_state *state, int form, int64_t row,
 	int64_t rows, uint16_t found_slot, const mpt__update_place *place) {
 	static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
 	const mpt__rule *rule = optimizer->rule;
 	const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-	const mpt__block *block = mpt__block_of(ctx, state);
 	const int64_t at = state->first - place->mirrored;
 	mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
 	launch->function = (uint8_t)rule->function;
-	mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-		state->count, MPT__READ_WRITE);
-	if (form >= 0)
-		mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-			state->count, MPT__READ_WRITE);
+	mpt__values_operands(launch, mpt__block_of(ctx, state), state, form);
 	mpt__operand_on(
 		launch, 2, place->gradients, MPT_F32, place->first, place->count, MPT__READ);
 	mpt__segments_operand(launch, 4, optimizer, row, rows);
@@ -47233,7 +47270,7 @@ static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
 		ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
 }
 
-enum { MPT__UNCLEARED = 3 }; /* steps on the sum of all gradients so far that may be meant */
+enum { MPT__UNCLEARED = 3 };	/* steps on the sum of all gradients so far that may be meant */
 
 /* Counts steps whose gradients, of which the first one stands for all, begin before the last step:
    mpt_zero_grad was forgotten, or it is meant so. Warns once in a row. */
@@ -47305,7 +47342,7 @@ static mpt_status mpt__optimizer_update(
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
 static void mpt__warn_unscaled(mpt_context *ctx, mpt__optimizer *optimizer) {
-	bool ended = ctx->autocast_depth == 0; /* then entry 1 is the region that was open last */
+	bool ended = ctx->autocast_depth == 0;	/* then entry 1 is the region that was open last */
 	if (optimizer->warned_unscaled || !ended || ctx->autocast[1] != MPT_F16) return;
 	optimizer->warned_unscaled = true;
 	if (ctx->objects[MPT__SCALER].count > 1) return;
@@ -47461,12 +47498,11 @@ mpt_status mpt_update_in_backward(mpt_optimizer optimizer, bool on) {
 
 /* The next optimizer behind row *i that updates inside backward; NULL: none is left. */
 static mpt__optimizer *mpt__inside_next(const mpt_context *ctx, int64_t *i) {
-	const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
-	while (++*i < table->count) {
-		mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
-		if (optimizer && optimizer->inside) return optimizer;
-	}
-	return NULL;
+	mpt__optimizer *optimizer;
+	do
+		optimizer = (mpt__optimizer *)mpt__object_next(ctx, MPT__OPTIMIZER, i);
+	while (optimizer && !optimizer->inside);
+	return optimizer;
 }
 
 /* A segment for each item, which the launch of its update alone has. */
@@ -47481,7 +47517,7 @@ static mpt_status mpt__inside_rows(mpt_context *ctx, mpt__optimizer *optimizer) 
 		mpt__place_show(optimizer, &optimizer->items[i], row);
 		mpt__row_groups(optimizer)[i] = optimizer->items[i].group;
 	}
-	optimizer->row_count = optimizer->item_count + 1; /* none is the last */
+	optimizer->row_count = optimizer->item_count + 1;	/* none is the last */
 	mpt_status status = mpt__upload(ctx, optimizer->segments, 0, optimizer->rows,
 		optimizer->item_count * MPT__ROW_BYTES);
 	optimizer->pattern_valid = status == MPT_OK;
@@ -47504,7 +47540,7 @@ static mpt_status mpt__inside_take(mpt_context *ctx, mpt__optimizer *optimizer) 
 				"%s has a gradient already; call mpt_zero_grad before an mpt_backward that updates",
 				parameter->path);
 		parameter->inside = true;
-		mpt__gradient_drop(ctx, &parameter->tensor->gradient); /* the block's */
+		mpt__gradient_drop(ctx, &parameter->tensor->gradient);	/* the block's */
 	}
 	for (int64_t i = 0; i < optimizer->state_count; i++) {
 		optimizer->states[i].rows = 1;
@@ -47531,7 +47567,7 @@ static mpt_status mpt__inside_lasts(mpt_context *ctx, const mpt__record *order) 
 			if (!saved || saved->parameter ||
 				ctx->storages[saved->storage].kind != MPT_MEMORY_PARAMETER)
 				continue;
-			for (int64_t k = 0; k < ctx->parameter_count; k++) { /* a view of one */
+			for (int64_t k = 0; k < ctx->parameter_count; k++) {	/* a view of one */
 				mpt__parameter *parameter = &ctx->parameters[k];
 				if (ctx->blocks[parameter->block].values == saved->storage &&
 					saved->offset >= parameter->offset &&
@@ -47669,16 +47705,16 @@ mpt_status mpt_update_in_backward(mpt_optimizer handle, bool on) {
 
 /* The device scalars of a scaler. */
 enum {
-	MPT__SCALER_SCALE,   /* f: a double that holds a float */
-	MPT__SCALER_TRACKER, /* i, as all that follow */
-	MPT__SCALER_FOUND,   /* of several optimizers, any found a non-finite gradient */
+	MPT__SCALER_SCALE,		/* f: a double that holds a float */
+	MPT__SCALER_TRACKER,	/* i, as all that follow */
+	MPT__SCALER_FOUND,		/* of several optimizers, any found a non-finite gradient */
 	MPT__SCALER_UPDATES,
 	MPT__SCALER_SKIPPED,
 	MPT__SCALER_IN_A_ROW,
 	MPT__SCALER_LAST,
 	MPT__SCALER_OUTCOME,
-	MPT__SCALER_LOSS, /* a loss since the last look was not finite */
-	MPT__SCALER_SEED, /* the scale of the last loss, as an fp32 */
+	MPT__SCALER_LOSS,	/* a loss since the last look was not finite */
+	MPT__SCALER_SEED,	/* the scale of the last loss, as an fp32 */
 	MPT__SCALER_SLOTS
 };
 
@@ -47686,17 +47722,17 @@ typedef struct {
 	mpt__id id;
 	mpt_scaler_config config;
 	uint16_t slots[MPT__SCALER_SLOTS];
-	bool scaled;  /* a loss was scaled at least once */
-	bool stepped; /* disabled: a step was made */
-	bool tracing; /* switched the NaN tracer on */
+	bool scaled;	/* a loss was scaled at least once */
+	bool stepped;	/* disabled: a step was made */
+	bool tracing;	/* switched the NaN tracer on */
 	bool told_bf16, told_idle;
-	uint32_t changes;                     /* of the factors, which captured steps have in them */
-	mpt_scaler_stats seen;                /* as of the last look at the device */
-	int64_t unseen;                       /* updates queued since */
-	int64_t lost_losses;                  /* skips in a row with a non-finite loss */
-	int64_t window_steps, window_skipped; /* counters at the begin of the window */
-	int64_t skipped_before;               /* skips of the window before; -1: none yet */
-	char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
+	uint32_t changes;						/* of the factors, which captured steps have in them */
+	mpt_scaler_stats seen;					/* as of the last look at the device */
+	int64_t unseen;							/* updates queued since */
+	int64_t lost_losses;					/* skips in a row with a non-finite loss */
+	int64_t window_steps, window_skipped;	/* counters at the begin of the window */
+	int64_t skipped_before;					/* skips of the window before; -1: none yet */
+	char culprit[128];						/* parameter whose gradient overflowed at the last skip */
 } mpt__scaler;
 
 MPT__HANDLES(scaler, MPT__SCALER)
@@ -47768,14 +47804,12 @@ static void mpt__scaler_free(mpt_context *ctx, void *object) {
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
 static void mpt__scaler_forget(mpt_context *ctx) {
-	const mpt__object_table *table = &ctx->objects[MPT__SCALER];
 	mpt__dismiss_members(ctx, 0);
-	for (int64_t i = 1; i < table->count; i++) {
-		mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
-		if (!scaler || scaler->config.patience == 0 ||
+	MPT__EACH_OBJECT(mpt__scaler, scaler, ctx, MPT__SCALER) {
+		if (scaler->config.patience == 0 ||
 			scaler->seen.skipped_in_a_row < scaler->config.patience)
 			continue;
-		mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
+		mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_IN_A_ROW], 0);	/* it may try again */
 		scaler->seen.skipped_in_a_row = 0;
 	}
 }
@@ -47813,7 +47847,7 @@ MPT__END_REGION
 
 /* bf16 has fp32's range; said once. */
 static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
-	int depth = ctx->autocast_depth; /* 0: entry 1 is the region that was open last */
+	int depth = ctx->autocast_depth;	/* 0: entry 1 is the region that was open last */
 	if (scaler->told_bf16 || ctx->autocast[depth ? depth : 1] != MPT_BF16) return;
 	scaler->told_bf16 = true;
 	mpt__log(&ctx->base, MPT_LOG_INFO,
@@ -47985,7 +48019,7 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[144]) {
 static void mpt__scaler_trace(mpt_context *ctx, mpt__scaler *scaler, bool on) {
 	if (on == scaler->tracing) return;
 	scaler->tracing = on;
-	if (ctx->tracer.on) return; /* the user's own: it stays */
+	if (ctx->tracer.on) return;	/* the user's own: it stays */
 	if (on) {
 		mpt__trace_start(ctx, false);
 	} else {
@@ -48025,9 +48059,9 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
 }
 
 enum {
-	MPT__RISE = 2,          /* a window with this many times the skips of the one before is worse */
-	MPT__RISE_PER_CENT = 2, /* but a rate below this is what a growing scale costs */
-	MPT__RISE_LEAST = 2     /* and a single skip is no rate */
+	MPT__RISE = 2,			/* a window with this many times the skips of the one before is worse */
+	MPT__RISE_PER_CENT = 2,	/* but a rate below this is what a growing scale costs */
+	MPT__RISE_LEAST = 2		/* and a single skip is no rate */
 };
 
 /* At the end of a window: warns when skips have become frequent. */
@@ -48235,7 +48269,7 @@ MPT__BEGIN_COLD
 
 MPT__DEFAULTS(mpt_user_optimizer_config, config.lr = 1e-3;)
 
-#ifdef MPTRAIN_NO_WATCH /* which small targets define */
+#ifdef MPTRAIN_NO_WATCH	/* which small targets define */
 
 mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_config *config) {
 	(void)config;
@@ -48256,9 +48290,9 @@ typedef struct {
 	mpt__own own;
 	mpt_user_optimizer_config config;
 	char names[MPT__MOMENTS][MPT__OWN_NAME];
-	mpt__own_copies *copies; /* by item, while a step runs */
+	mpt__own_copies *copies;	/* by item, while a step runs */
 	int64_t copies_capacity;
-	int64_t *steps; /* by item */
+	int64_t *steps;	/* by item */
 	int64_t steps_capacity;
 } mpt__user_updates;
 
@@ -48306,7 +48340,7 @@ static mpt_tensor mpt__own_copy(
 /* What a user's update must leave as it found it. */
 typedef struct {
 	int scopes, no_grad, inference, autocast;
-	int64_t kept; /* tensors of the scopes */
+	int64_t kept;	/* tensors of the scopes */
 	uint8_t region;
 	bool narrow, in_backward;
 } mpt__own_frame;
@@ -48361,7 +48395,7 @@ static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updat
 	update.path = path;
 	if (!mpt__ok(ctx)) return ctx->base.status;
 	mpt_status status = updates->config.update(ctx, &update, updates->config.user);
-	ctx->base.op = call; /* not the last one that the user's function made */
+	ctx->base.op = call;	/* not the last one that the user's function made */
 	ctx->no_grad_depth = no_grad, ctx->inference_depth = inference, ctx->autocast_depth = 0;
 	if (!mpt__ok(ctx)) return ctx->base.status;
 	if (status != MPT_OK)
@@ -48397,7 +48431,7 @@ static mpt_status mpt__own_calls(
 			lr = mpt__schedule_lr(ctx, optimizer, &optimizer->groups[group = item->group]);
 		if (!mpt__ok(ctx) || mpt__own_call(ctx, updates, optimizer, i, lr) != MPT_OK) break;
 	}
-	mpt__wait(ctx); /* bad indices of ops show now, before anything is changed */
+	mpt__wait(ctx);	/* bad indices of ops show now, before anything is changed */
 	return ctx->base.status;
 }
 
@@ -48540,7 +48574,7 @@ mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_con
 	return mpt__optimizer_handle(ctx, NULL);
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * train/lbfgs.c: L-BFGS, which evaluates its loss several times in a step.
@@ -48573,13 +48607,13 @@ MPT__END_ABSENT
 
 /* The vectors, behind which stand differences of gradients, then steps, of the history. */
 enum {
-	MPT__LBFGS_FIRST, /* values when the step began */
-	MPT__LBFGS_FROM,  /* when the iteration began */
+	MPT__LBFGS_FIRST,	/* values when the step began */
+	MPT__LBFGS_FROM,	/* when the iteration began */
 	MPT__LBFGS_VALUES,
 	MPT__LBFGS_GRADIENT,
-	MPT__LBFGS_BEFORE, /* gradient when the iteration began */
+	MPT__LBFGS_BEFORE,	/* gradient when the iteration began */
 	MPT__LBFGS_DIRECTION,
-	MPT__LBFGS_PROBED, /* gradients in a line search */
+	MPT__LBFGS_PROBED,	/* gradients in a line search */
 	MPT__LBFGS_SPARE,
 	MPT__LBFGS_VECTORS
 };
@@ -48589,12 +48623,12 @@ enum { MPT__LBFGS_HISTORY = 10000, MPT__LBFGS_SEARCHES = 25 };
 typedef struct {
 	mpt__own own;
 	mpt_lbfgs_config config;
-	int64_t n; /* elements of a vector */
+	int64_t n;	/* elements of a vector */
 	int64_t iterations, evaluations;
-	int64_t pairs;   /* taken into the history: pair p has place p % history_size */
-	double t, scale; /* length of the last step; first guess of the inverse curvature */
-	double *rho;     /* by place: 1 / (y s) */
-	double *alpha;   /* of an iteration, likewise */
+	int64_t pairs;		/* taken into the history: pair p has place p % history_size */
+	double t, scale;	/* length of the last step; first guess of the inverse curvature */
+	double *rho;		/* by place: 1 / (y s) */
+	double *alpha;		/* of an iteration, likewise */
 	float *vectors;
 } mpt__lbfgs;
 
@@ -48617,7 +48651,7 @@ static float *mpt__lbfgs_pair(const mpt__lbfgs *of, int64_t pair, int which) {
 
 /* ==== Vectors ==== */
 
-enum { MPT__LBFGS_LANES = 8 }; /* partial sums, in a fixed order */
+enum { MPT__LBFGS_LANES = 8 };	/* partial sums, in a fixed order */
 
 static double mpt__lbfgs_dot(const float *a, const float *b, int64_t n) {
 	double sum[MPT__LBFGS_LANES] = {0}, all = 0;
@@ -48737,7 +48771,7 @@ static bool mpt__lbfgs_go(const mpt__lbfgs_run *run, double t) {
 /* ==== The line search ==== */
 
 typedef struct {
-	double t, loss, slope; /* along the direction */
+	double t, loss, slope;	/* along the direction */
 	float *gradient;
 } mpt__lbfgs_point;
 
@@ -48761,7 +48795,7 @@ static double mpt__lbfgs_lowest(
 		const mpt__lbfgs_point *other = a;
 		a = b, b = other;
 	}
-	if (a->loss >= MPT__INF_F64) return b->t - (b->t - a->t) / 8; /* half would be too timid */
+	if (a->loss >= MPT__INF_F64) return b->t - (b->t - a->t) / 8;	/* half would be too timid */
 	if (b->loss >= MPT__INF_F64) return a->t + (b->t - a->t) / 8;
 	const double d1 = a->slope + b->slope - 3 * (a->loss - b->loss) / (a->t - b->t);
 	const double square = d1 * d1 - a->slope * b->slope;
@@ -48777,9 +48811,9 @@ static double mpt__lbfgs_abs(double x) { return x < 0 ? -x : x; }
 /* A search: where it began, two points, one for the next, and how often it looked. */
 typedef struct {
 	mpt__lbfgs_point start, a, b, next;
-	double slope_most; /* of a point that is good enough */
+	double slope_most;	/* of a point that is good enough */
 	int looks;
-	bool done; /* b is good enough */
+	bool done;	/* b is good enough */
 } mpt__lbfgs_search;
 
 static bool mpt__lbfgs_too_high(const mpt__lbfgs_search *s, const mpt__lbfgs_point *point) {
@@ -48972,7 +49006,7 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
 static void mpt__lbfgs_go_back(const mpt__lbfgs_run *run) {
 	mpt_context *ctx = run->context;
 	const mpt_status status = ctx->base.status;
-	ctx->base.status = MPT_OK; /* so that halves can be written */
+	ctx->base.status = MPT_OK;	/* so that halves can be written */
 	mpt__lbfgs_move(run, mpt__lbfgs_vector(run->of, MPT__LBFGS_FIRST), true);
 	ctx->base.status = status;
 	run->of->iterations = run->of->pairs = 0;
@@ -49066,7 +49100,7 @@ static mpt_status mpt__lbfgs_visit(
 		const char *name;
 		void *at;
 		mpt_dtype dtype;
-		int64_t rows, columns; /* of an array; rows 0: of a vector; columns 0: a number */
+		int64_t rows, columns;	/* of an array; rows 0: of a vector; columns 0: a number */
 	} rows[] = {{"lbfgs.iterations", &of->iterations, MPT_I64, 0, 0},
 		{"lbfgs.evaluations", &of->evaluations, MPT_I64, 0, 0},
 		{"lbfgs.pairs", &of->pairs, MPT_I64, 0, 0}, {"lbfgs.step_size", &of->t, MPT_F64, 0, 0},
@@ -49141,7 +49175,7 @@ mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
 	return mpt__optimizer_handle(ctx, NULL);
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * train/muon.c: Muon: matrices move by orthogonalised momentum, other parameters by AdamW.
@@ -49185,7 +49219,7 @@ typedef struct {
 
 /* ==== Orthogonalising ==== */
 
-enum { MPT__NS_STEPS = 20 }; /* more than that would leave fp32 */
+enum { MPT__NS_STEPS = 20 };	/* more than that would leave fp32 */
 /* a x + b x^3 + c x^5 of https://kellerjordan.github.io/posts/muon: its slope at 0 is the largest
    that keeps singular values between some 0.7 and 1.2. */
 static const double mpt__ns_a = 3.4445, mpt__ns_b = -4.7750, mpt__ns_c = 2.0315;
@@ -49305,13 +49339,8 @@ static void mpt__muon_approach(mpt_context *ctx, const mpt__optimizer *optimizer
 static void mpt__muon_move(mpt_context *ctx, const mpt__optimizer *optimizer,
 	const mpt__optim_state *state, int form, int64_t row, int64_t rows, uint16_t found_slot) {
 	const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-	const mpt__block *block = mpt__block_of(ctx, state);
 	mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SGD);
-	mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-		state->count, MPT__READ_WRITE);
-	if (form >= 0)
-		mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-			state->count, MPT__READ_WRITE);
+	mpt__values_operands(launch, mpt__block_of(ctx, state), state, form);
 	if (state->mirror[MPT__MASTER])
 		mpt__operand_on(launch, 1, state->mirror[MPT__MASTER], MPT_F32, 0, state->count,
 			MPT__READ_WRITE);
@@ -49539,7 +49568,7 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 		of->own.update = mpt__muon_update, of->own.end = mpt__muon_free;
 		of->own.rule_of = mpt__muon_rule_of, of->own.admit = mpt__muon_admit;
 		of->config = c;
-		of->config.adamw_names = NULL; /* the caller's */
+		of->config.adamw_names = NULL;	/* the caller's */
 		if (mpt__muon_divide(ctx, optimizer, c.adamw_names) &&
 			mpt__group_new(ctx, optimizer, c.adamw.lr, c.adamw.weight_decay) == 1 &&
 			mpt__muon_group_set(ctx, optimizer, 1, false) == MPT_OK &&
@@ -49550,7 +49579,7 @@ mpt_optimizer mpt_muon(mpt_module module, const mpt_muon_config *config) {
 	return mpt__optimizer_handle(ctx, NULL);
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * train/schedule.c: schedules: curves, what joins them, one cycle, plateaus; how the device gets
@@ -49566,7 +49595,7 @@ static void mpt__schedule_free(mpt_context *ctx, void *object) {
 		for (int64_t i = 0; i < optimizer->group_count; i++)
 			mpt__storage_forget(ctx, &optimizer->groups[i].table);
 		optimizer->schedule = NULL;
-		optimizer->patterns++; /* captured steps read its table */
+		optimizer->patterns++;	/* captured steps read its table */
 	}
 	mpt__scalar_free(ctx, schedule->first_slot);
 	mpt__host_free(ctx, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
@@ -49880,7 +49909,7 @@ mpt_status mpt_schedule_destroy(mpt_schedule handle) {
 	mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
 	if (!schedule) return mpt__status_of(ctx);
 	mpt__optimizer *optimizer = schedule->optimizer;
-	for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
+	for (int64_t i = 0; optimizer && i < optimizer->group_count; i++)	/* the rates stay */
 		optimizer->groups[i].lr = mpt__schedule_lr(ctx, optimizer, &optimizer->groups[i]);
 	mpt__object_free(ctx, MPT__SCHEDULE, schedule->id.slot);
 	return optimizer ? mpt__schedule_rebase(ctx, optimizer) : ctx->base.status;
@@ -49925,24 +49954,24 @@ static int mpt__file_dtype_bits(int row) {
 /* One tensor of a file. */
 typedef struct {
 	mpt__span name;
-	int64_t numel, begin, end; /* the last two in the data */
-	int64_t weight;            /* where it goes: row + 1, 0 nowhere */
-	uint32_t shape;            /* position of its '[' in the header */
-	uint8_t dtype;             /* row, see mpt__file_dtype_name */
-	uint8_t rank;              /* at most 255 */
-	uint8_t part, parts;       /* of the weight's first dimension; 0 of 1: all of it */
+	int64_t numel, begin, end;	/* the last two in the data */
+	int64_t weight;				/* where it goes: row + 1, 0 nowhere */
+	uint32_t shape;				/* position of its '[' in the header */
+	uint8_t dtype;				/* row, see mpt__file_dtype_name */
+	uint8_t rank;				/* at most 255 */
+	uint8_t part, parts;		/* of the weight's first dimension; 0 of 1: all of it */
 	bool ignored, transpose;
 } mpt__entry;
 
 /* A file in memory, and the place in its header that is being read. */
 typedef struct {
 	mpt_context *context;
-	mpt__json json;      /* the header, an own copy */
-	mpt__entry *entries; /* sorted by name once all is checked */
+	mpt__json json;			/* the header, an own copy */
+	mpt__entry *entries;	/* sorted by name once all is checked */
 	int64_t count;
 	const uint8_t *data;
 	int64_t data_bytes;
-	uint8_t *own_data; /* NULL: the caller's */
+	uint8_t *own_data;	/* NULL: the caller's */
 } mpt__archive;
 
 /* ==== The header ==== */
@@ -50141,7 +50170,7 @@ static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__sp
 typedef struct {
 	const char *path;
 	const mpt__tensor *tensor;
-	uint32_t parts, seen; /* of a load: into how many it was divided, and a bit for each */
+	uint32_t parts, seen;	/* of a load: into how many it was divided, and a bit for each */
 } mpt__weight;
 
 typedef struct {
@@ -50261,7 +50290,7 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 	mpt__header_end(header);
 }
 
-#define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
+#define MPT__SAVE_CHUNK (256 << 10)	/* bytes; a multiple of every element size */
 
 /* What is saved, and room for a part on its way from the backend. */
 typedef struct {
@@ -50513,11 +50542,11 @@ typedef struct {
 	const char *path;
 	const mpt__tensor *tensor;
 	const mpt__convert_table *convert;
-	mpt_shape shape;                     /* of the entry, turned where it is transposed */
-	int from, to;                        /* rows of mpt__dtype_info */
-	uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
+	mpt_shape shape;						/* of the entry, turned where it is transposed */
+	int from, to;							/* rows of mpt__dtype_info */
+	uint8_t raw[MPT__ELEMENT_BLOCK * 8];	/* of the file, in this machine's byte order */
 	float exact[MPT__ELEMENT_BLOCK];
-	uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
+	uint16_t converted[MPT__ELEMENT_BLOCK * 4];	/* room for i64 */
 } mpt__copy;
 
 /* Fills the three from element `first` on. Returns the block's elements. */
@@ -50792,9 +50821,9 @@ mpt_status mpt_load_memory(
 
 /* What a visitor does with the items it is shown. */
 typedef enum {
-	MPT__STATE_READS,  /* looks at them, or takes them along */
-	MPT__STATE_CHECKS, /* has others, which it compares in kind: nothing changes */
-	MPT__STATE_APPLIES /* puts others in their place */
+	MPT__STATE_READS,	/* looks at them, or takes them along */
+	MPT__STATE_CHECKS,	/* has others, which it compares in kind: nothing changes */
+	MPT__STATE_APPLIES	/* puts others in their place */
 } mpt__state_mode;
 
 typedef struct mpt__state_walk {
@@ -50804,9 +50833,9 @@ typedef struct mpt__state_walk {
 	mpt__state_mode mode;
 	/* Whether there is, or is to be, what may be missing; `now`: whether it is there. */
 	bool (*present)(void *user, const char *name, bool now);
-	const char *from; /* for messages: where others come from */
+	const char *from;	/* for messages: where others come from */
 	char name[MPT__STATE_NAME + 128];
-	size_t prefix; /* characters of it that all names share for now */
+	size_t prefix;	/* characters of it that all names share for now */
 } mpt__state_walk;
 
 static mpt_status mpt__state_show(mpt__state_walk *w, mpt__state_item *item) {
@@ -50829,11 +50858,9 @@ static void mpt__state_named(mpt__state_walk *w, const char *name) {
 /* How many trees are older than a module's: 0, or what tells equal paths of several nets apart. */
 static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
 	const mpt__module *root = mpt__module_root(ctx, module);
-	const mpt__object_table *table = &ctx->objects[MPT__MODULE];
 	int number = 0;
-	for (int64_t i = 1; i < table->count; i++) {
-		const mpt__module *other = (const mpt__module *)table->rows[i].object;
-		number += other && !other->parent && other->creation < root->creation;
+	MPT__EACH_OBJECT(const mpt__module, other, ctx, MPT__MODULE) {
+		number += !other->parent && other->creation < root->creation;
 	}
 	return number;
 }
@@ -50863,8 +50890,8 @@ typedef struct {
 	const char *name;
 	mpt__number_kind kind;
 	void *at;
-	bool same;    /* as an item's */
-	int64_t most; /* likewise; of a bool it is 1 */
+	bool same;		/* as an item's */
+	int64_t most;	/* likewise; of a bool it is 1 */
 } mpt__state_row;
 
 static void mpt__state_number(mpt__state_item *item, mpt__number_kind kind, int64_t most) {
@@ -50934,14 +50961,14 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
 		return ctx->base.status;
 	mpt__zero(item);
 	item.storage = ctx->blocks[parameter->block].gradients;
-	if (!item.storage) item.storage = parameter->tensor->storage; /* only its kind is looked at */
+	if (!item.storage) item.storage = parameter->tensor->storage;	/* only its kind is looked at */
 	item.dtype = MPT_F32;
 	item.offset = parameter->offset, item.count = parameter->numel;
 	item.shape = parameter->tensor->shape;
 	mpt_status status = mpt__state_show(w, &item);
 	if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
 	const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false, UINT32_MAX}};
-	if (w->mode == MPT__STATE_APPLIES) { /* what messages count begins anew */
+	if (w->mode == MPT__STATE_APPLIES) {	/* what messages count begins anew */
 		parameter->since = (uint32_t)ctx->now.updates;
 		parameter->steps = 0;
 	}
@@ -51058,13 +51085,11 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
 
 /* The trees of a context, the older one first. */
 static mpt_status mpt__state_nets(mpt__state_walk *w) {
-	const mpt__object_table *table = &w->context->objects[MPT__MODULE];
 	int64_t before = 0;
 	for (int number = 0; w->context->base.status == MPT_OK; number++) {
 		mpt__module *next = NULL;
-		for (int64_t i = 1; i < table->count; i++) {
-			mpt__module *module = (mpt__module *)table->rows[i].object;
-			if (module && !module->parent && module->creation > before &&
+		MPT__EACH_OBJECT(mpt__module, module, w->context, MPT__MODULE) {
+			if (!module->parent && module->creation > before &&
 				(!next || module->creation < next->creation))
 				next = module;
 		}
@@ -51131,7 +51156,7 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
 		{"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
 	const mpt_scaler_config before = scaler->config;
 	mpt_status status = w->context->base.status;
-	for (int i = 0; i < MPT__SCALER_SEED && status == MPT_OK; i++) /* the seed is a step's own */
+	for (int i = 0; i < MPT__SCALER_SEED && status == MPT_OK; i++)	/* the seed is a step's own */
 		status = mpt__state_slot(
 			w, names[i], i == MPT__SCALER_SCALE ? MPT__OF_RATE : MPT__OF_I64, scaler->slots[i]);
 	if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
@@ -51139,7 +51164,7 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
 	if (before.growth_factor != scaler->config.growth_factor ||
 		before.backoff_factor != scaler->config.backoff_factor ||
 		before.growth_interval != scaler->config.growth_interval)
-		scaler->changes++; /* captured steps have them in them */
+		scaler->changes++;	/* captured steps have them in them */
 	scaler->unseen = 0;
 	mpt__scaler_read(w->context, scaler, &scaler->seen);
 	return w->context->base.status;
@@ -51230,11 +51255,11 @@ static mpt_status mpt__state_objects(mpt__state_walk *w) {
 		{"loader", MPT__LOADER}};
 	mpt_status status = w->context->base.status;
 	for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-		const mpt__object_table *table = &w->context->objects[kinds[k].kind];
-		for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
-			if (!table->rows[i].object) continue;
+		int64_t number = 0;
+		MPT__EACH_OBJECT(void, object, w->context, kinds[k].kind) {
+			if (status != MPT_OK) break;
 			mpt__state_prefix(w, kinds[k].name, number++);
-			status = mpt__state_object(w, kinds[k].kind, table->rows[i].object);
+			status = mpt__state_object(w, kinds[k].kind, object);
 		}
 	}
 	return status;
@@ -51253,7 +51278,7 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
 	return status;
 }
 
-#define MPT__STATE_FORMAT 1 /* changes where an older reader would go wrong */
+#define MPT__STATE_FORMAT 1	/* changes where an older reader would go wrong */
 
 /* Shows a whole training to a visitor. */
 static mpt_status mpt__visit_state(mpt__state_walk *w) {
@@ -51274,11 +51299,11 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
 	mpt__run *const run = (mpt__run *)ctx->run;
 	if (status == MPT_OK && run) status = run->visit(w, run);
 	if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-	const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
-	for (int64_t i = 1; i < table->count; i++)
-		if (table->rows[i].object) mpt__state_settle(ctx, (mpt__optimizer *)table->rows[i].object);
+	MPT__EACH_OBJECT(mpt__optimizer, optimizer, ctx, MPT__OPTIMIZER) {
+		mpt__state_settle(ctx, optimizer);
+	}
 	ctx->base.step = ctx->now.step;
-	ctx->device_step = -1; /* dropout sets it again */
+	ctx->device_step = -1;	/* dropout sets it again */
 	ctx->committed = ctx->now;
 	return ctx->base.status;
 }
@@ -51286,28 +51311,22 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
 /* Whether a training stands still, so that its state is all there is; false with an error. What is
    still to be multiplied into gradients is. */
 static bool mpt__state_stands(mpt_context *ctx) {
-	const mpt__object_table *optimizers = &ctx->objects[MPT__OPTIMIZER];
-	const mpt__object_table *averages = &ctx->objects[MPT__EMA];
-	const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
 	if (!mpt__no_slice(ctx)) return false;
 	if (ctx->step_depth > 0 || mpt__is_capturing(ctx) || ctx->forward_depth > 0)
 		return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
-	for (int64_t i = 1; i < optimizers->count; i++) {
-		const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
-		if (optimizer && optimizer->scaler)
+	MPT__EACH_OBJECT(const mpt__optimizer, optimizer, ctx, MPT__OPTIMIZER) {
+		if (optimizer->scaler)
 			return mpt__reject(
 				ctx, STATE, "an update of a scaler is under way; call mpt_scaler_update before");
 	}
-	for (int64_t i = 1; i < averages->count; i++) {
-		const mpt__ema *ema = (const mpt__ema *)averages->rows[i].object;
-		if (ema && ema->applied)
+	MPT__EACH_OBJECT(const mpt__ema, ema, ctx, MPT__EMA) {
+		if (ema->applied)
 			return mpt__reject(
 				ctx, STATE, "the values of a net are its averages; call mpt_ema_restore before");
 	}
-	for (int64_t i = 1; i < scalers->count; i++) {
-		mpt__scaler *scaler = (mpt__scaler *)scalers->rows[i].object;
-		if (!scaler || scaler->unseen == 0) continue;
-		mpt__wait(ctx); /* what the host makes of the counters must not depend on when it looks */
+	MPT__EACH_OBJECT(mpt__scaler, scaler, ctx, MPT__SCALER) {
+		if (scaler->unseen == 0) continue;
+		mpt__wait(ctx);	/* what the host makes of the counters must not depend on when it looks */
 		if (mpt__scaler_look(ctx, scaler) != MPT_OK) return false;
 	}
 	for (int64_t i = 0; i < ctx->block_count; i++)
@@ -51315,7 +51334,7 @@ static bool mpt__state_stands(mpt_context *ctx) {
 	return mpt__ok(ctx);
 }
 
-#endif /* MPTRAIN_NO_RESUME */
+#endif	/* MPTRAIN_NO_RESUME */
 
 /* ----
  * train/resume.c: whole trainings in files and in memory: to go on later, to go back, to compare.
@@ -51450,7 +51469,7 @@ static const char mpt__hash_name[] = "mptrain.hash";
 typedef struct {
 	mpt__state_walk walk;
 	mpt__text header;
-	mpt__writer *writer; /* NULL: the header is being made */
+	mpt__writer *writer;	/* NULL: the header is being made */
 	uint8_t *chunk;
 	int64_t at;
 	size_t width;
@@ -51588,7 +51607,7 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
 		return mpt__error(ctx, SHAPE, "%s: %s is %s %S there and %s %S here", a->json.name,
 			item->name, mpt__file_dtype_name(entry->dtype), &shape,
 			mpt__dtype_info[item->dtype].file_name, &item->shape);
-	entry->weight = 1; /* known */
+	entry->weight = 1;	/* known */
 	if (!mpt__item_limited(item)) return MPT_OK;
 	return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
@@ -51598,7 +51617,7 @@ static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state
 	const mpt__entry *entry = mpt__state_entry(a, item->name);
 	int64_t size = (int64_t)mpt_dtype_size(item->dtype);
 	if (!entry) return mpt__error(ctx, FORMAT, "%s: no %s", a->json.name, item->name);
-	if (mpt__item_single(item)) { /* what has to be the same is, and others may be reading it */
+	if (mpt__item_single(item)) {	/* what has to be the same is, and others may be reading it */
 		if (!item->same) mpt__item_set(ctx, item, mpt__entry_number(a, entry));
 		return ctx->base.status;
 	}
@@ -51645,7 +51664,7 @@ static bool mpt__state_is_whole(mpt__archive *a) {
 		}
 		sum += hash;
 	}
-	stated->weight = 1; /* known */
+	stated->weight = 1;	/* known */
 	if (stated->end - stated->begin != 8) return false;
 	memcpy(&expected, a->data + stated->begin, 8);
 	mpt__file_order((uint8_t *)&expected, 8, 8);
@@ -51710,7 +51729,7 @@ mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
 /* A block of memory that items lie in, each behind a hash of what it is. */
 typedef struct {
 	uint8_t *bytes;
-	int64_t at, size; /* `at` counts on where the block ends */
+	int64_t at, size;	/* `at` counts on where the block ends */
 } mpt__snapshot;
 
 static uint64_t mpt__item_mark(const mpt__state_item *item) {
@@ -51828,7 +51847,7 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
 	return mpt__visit_state(&w);
 }
 
-#endif /* MPTRAIN_NO_RESUME */
+#endif	/* MPTRAIN_NO_RESUME */
 
 /* ----
  * train/compare.c: where two runs of a training part: the first piece of its state that differs.
@@ -51855,11 +51874,11 @@ MPT__END_ABSENT
 
 /* The other run: a file, or a block, and what was found. */
 typedef struct {
-	mpt__archive *archive; /* NULL: the snapshot */
+	mpt__archive *archive;	/* NULL: the snapshot */
 	mpt__snapshot snapshot;
 	mpt__text text;
 	uint8_t *chunk;
-	bool found; /* the first difference is in the text */
+	bool found;	/* the first difference is in the text */
 } mpt__comparing;
 
 static void mpt__compare_place(mpt__text *text, const mpt_shape *shape, int64_t at) {
@@ -51916,7 +51935,7 @@ static const uint8_t *mpt__compare_there(mpt__comparing *c, const mpt__state_ite
 	}
 	mpt__entry *entry = mpt__state_entry(c->archive, item->name);
 	if (!entry) return NULL;
-	entry->weight = 1; /* seen */
+	entry->weight = 1;	/* seen */
 	return entry->dtype == item->dtype && entry->end - entry->begin == n
 		? c->archive->data + entry->begin
 		: NULL;
@@ -52011,7 +52030,7 @@ size_t mpt_snapshot_difference(
 	return mpt__state_stands(ctx) ? mpt__compare(ctx, &c) : 0;
 }
 
-#endif /* MPTRAIN_NO_RESUME */
+#endif	/* MPTRAIN_NO_RESUME */
 
 /* ----
  * train/series.c: checkpoints in a folder: when one is written, which ones stay, and which one a
@@ -52075,7 +52094,7 @@ MPT__END_ABSENT
 
 #else
 
-enum { MPT__SERIES_DIGITS = 12 }; /* of a step, so that the order of names is that of steps */
+enum { MPT__SERIES_DIGITS = 12 };	/* of a step, so that the order of names is that of steps */
 
 /* What is written, by the caller or a thread: `path`, then files before `number` go until `keep`
    are left. */
@@ -52084,20 +52103,20 @@ typedef struct {
 	mpt__content_fn content;
 	const void *of;
 	char path[MPT__PATH_SIZE];
-	int64_t number; /* of the step; -1: no other file goes */
+	int64_t number;	/* of the step; -1: no other file goes */
 } mpt__series_job;
 
 typedef struct {
-	char path[MPT__PATH_SIZE]; /* without a slash at the end */
+	char path[MPT__PATH_SIZE];	/* without a slash at the end */
 	mpt_checkpoint_config config;
 	mpt_checkpoint_stats stats;
-	int64_t seen, saved; /* steps at the last look; in the newest file, or -1 */
-	intptr_t lock;       /* 0: none */
+	int64_t seen, saved;	/* steps at the last look; in the newest file, or -1 */
+	intptr_t lock;			/* 0: none */
 	mpt__series_job job;
-	mpt__base base; /* the thread's: errors of its own, which the next call passes on */
-	double time;    /* of the thread's clock, for names */
-	void *thread;   /* NULL: none runs */
-	uint8_t *image; /* the file that the thread writes */
+	mpt__base base;	/* the thread's: errors of its own, which the next call passes on */
+	double time;	/* of the thread's clock, for names */
+	void *thread;	/* NULL: none runs */
+	uint8_t *image;	/* the file that the thread writes */
 	int64_t image_bytes, image_room;
 } mpt__series;
 
@@ -52160,7 +52179,7 @@ static bool mpt__series_write(mpt__series *series) {
 	mpt__base *base = job->base;
 	char old[MPT__PATH_SIZE];
 	if (!mpt__write_file(base, job->path, job->content, job->of)) return false;
-	if (mpt__is_dry(base)) return true; /* nor does an older one go */
+	if (mpt__is_dry(base)) return true;	/* nor does an older one go */
 	for (mpt__series_files files; job->number >= 0;) {
 		if (!mpt__series_list(base, series->path, job->number, &files)) return false;
 		if (files.count <= series->config.keep) break;
@@ -52225,7 +52244,7 @@ static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
 		if (!apart) series->thread = NULL;
 	}
 	saving.writer = NULL;
-	if (good && !apart) { /* also where there is no thread to be had */
+	if (good && !apart) {	/* also where there is no thread to be had */
 		series->job.base = &ctx->base;
 		series->job.content = mpt__state_content, series->job.of = &saving;
 		good = mpt__series_write(series);
@@ -52413,7 +52432,7 @@ mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
 	return stats;
 }
 
-#endif /* MPTRAIN_NO_RESUME */
+#endif	/* MPTRAIN_NO_RESUME */
 
 /* ----
  * train/fit.c: the short road: the loops of training and evaluation as one call each. Only public
@@ -52467,8 +52486,8 @@ MPT__END_ABSENT
 
 #else
 
-#define MPT__FIT_METRIC "mpt_fit.loss" /* the running mean, beside the user's metrics */
-#define MPT__FIT_BAR 20                /* characters of the progress bar */
+#define MPT__FIT_METRIC "mpt_fit.loss"	/* the running mean, beside the user's metrics */
+#define MPT__FIT_BAR 20					/* characters of the progress bar */
 
 /* The caller's loss, nll_loss if there is none. */
 static mpt_tensor mpt__fit_loss(
@@ -52476,7 +52495,7 @@ static mpt_tensor mpt__fit_loss(
 	if (config->loss) return config->loss(output, target, config->user);
 	mpt_context *ctx = output.context;
 	bool told = ctx && ctx->warned_scores;
-	if (ctx) ctx->warned_scores = true; /* mpt__fit_check_output says it better */
+	if (ctx) ctx->warned_scores = true;	/* mpt__fit_check_output says it better */
 	mpt_tensor loss = mpt_nll_loss(output, target, NULL);
 	if (ctx) ctx->warned_scores = told;
 	return loss;
@@ -52644,7 +52663,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
 
 /* Always `decimals` places, 6 at most, so that a line drawn over itself does not jump. */
 static void mpt__fit_put_fixed(mpt__text *line, double value, int decimals) {
-	char places[32]; /* behind a 1 that keeps their zeros */
+	char places[32];	/* behind a 1 that keeps their zeros */
 	int64_t unit = 1;
 	for (int i = 0; i < decimals; i++) unit *= 10;
 	double magnitude = value < 0.0 ? -value : value;
@@ -52713,28 +52732,28 @@ static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
 /* A training run. */
 typedef struct {
 #ifndef MPTRAIN_NO_RESUME
-	mpt__run run; /* first: what its state is */
+	mpt__run run;	/* first: what its state is */
 #endif
 	mpt_context *context;
 	mpt_module net;
 	mpt_optimizer optimizer;
 	mpt_loader train;
 	const mpt_fit_config *config;
-	mpt_scaler scaler;      /* slot 0: none */
-	int64_t skipped_before; /* by the scaler, when the run began */
-	double started;         /* by the context's clock */
-	double trained;         /* seconds, without validation and callbacks */
-	double best;            /* validation loss, infinite before the first */
+	mpt_scaler scaler;		/* slot 0: none */
+	int64_t skipped_before;	/* by the scaler, when the run began */
+	double started;			/* by the context's clock */
+	double trained;			/* seconds, without validation and callbacks */
+	double best;			/* validation loss, infinite before the first */
 	int epochs_without_better;
-	bool under_way;       /* an epoch has begun, and is not judged yet */
-	bool stop;            /* asked for by the callback or by patience */
-	bool guards;          /* stop_on_nan, and no scaler has the say */
-	bool saved, told;     /* a checkpoint; where validation was not finite */
-	int64_t steps_before; /* of earlier processes */
-	int64_t lost;         /* step whose loss was the first not to be finite; 0: none */
-	double others;        /* seconds that the loader of `train` waited outside the fit */
-	uint32_t kept;        /* storage of weights and buffers; 0: none */
-	int kept_epoch;       /* behind which they are from */
+	bool under_way;			/* an epoch has begun, and is not judged yet */
+	bool stop;				/* asked for by the callback or by patience */
+	bool guards;			/* stop_on_nan, and no scaler has the say */
+	bool saved, told;		/* a checkpoint; where validation was not finite */
+	int64_t steps_before;	/* of earlier processes */
+	int64_t lost;			/* step whose loss was the first not to be finite; 0: none */
+	double others;			/* seconds that the loader of `train` waited outside the fit */
+	uint32_t kept;			/* storage of weights and buffers; 0: none */
+	int kept_epoch;			/* behind which they are from */
 	mpt_progress progress;
 	mpt_fit_result result;
 } mpt__fit;
@@ -52802,7 +52821,7 @@ static void mpt__fit_measure(mpt__fit *fit) {
 		mpt_scaler_stats stats = mpt__fit_scaling(fit);
 		int64_t skipped = stats.skipped - fit->skipped_before;
 		progress->scale = stats.scale;
-		progress->skipped_steps = skipped < steps ? skipped : steps; /* of complete steps */
+		progress->skipped_steps = skipped < steps ? skipped : steps;	/* of complete steps */
 	}
 	progress->seconds = mpt__fit_now(fit) - fit->started;
 	progress->steps_per_second = fit->trained > 0.0 ? (double)own / fit->trained : 0.0;
@@ -52825,7 +52844,7 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 		mpt__fit_epoch_line(&line, &fit->progress);
 	else
 		mpt__fit_step_line(&line, &fit->progress, fit->scaler.slot != 0);
-	if (fit->progress.seconds_waited > 0.005 * fit->trained) /* rounds to a percent */
+	if (fit->progress.seconds_waited > 0.005 * fit->trained)	/* rounds to a percent */
 		mpt__write_text(&line, ", %d %% waiting for data",
 			(int)(100.0 * fit->progress.seconds_waited / fit->trained + 0.5));
 	if (fit->config->progress(fit->config->user, &fit->progress)) return;
@@ -52838,7 +52857,7 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
 #ifdef MPTRAIN_NO_WATCH
 	(void)ctx, (void)output;
 #else
-	if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return; /* waits */
+	if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return;	/* waits */
 	mpt_no_grad_begin(ctx);
 	mpt_tensor sums =
 		mpt_logsumexp(mpt_cast(output, MPT_F32), mpt_get_shape(output).rank > 1, false);
@@ -53082,14 +53101,14 @@ static void mpt__fit_save(mpt__fit *fit) {
    weights are. */
 static void mpt__fit_validate(mpt__fit *fit, bool finite) {
 	const mpt_fit_config *config = fit->config;
-	bool better = finite; /* without validation every epoch is the best so far */
+	bool better = finite;	/* without validation every epoch is the best so far */
 	bool save = finite;
 	if (config->validation.context) {
 		mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config, &fit->told);
 		fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
 		fit->progress.validation_accuracy = fit->result.validation_accuracy = evaluation.accuracy;
 		better = evaluation.loss < fit->best;
-		save = better || (finite && !(fit->best < MPT__INF_F64)); /* or there is nothing better */
+		save = better || (finite && !(fit->best < MPT__INF_F64));	/* or there is nothing better */
 		if (better) fit->best = evaluation.loss;
 	}
 	if (save && config->checkpoint && mpt__ok(fit->context)) mpt__fit_save(fit);
@@ -53123,7 +53142,7 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
 	mpt__fit_batches(fit);
 	if (mpt_failed(fit->context) || fit->result.interrupted) return;
 	if (!mpt__fit_judge(fit, epoch, &finite)) return;
-	if (fit->stop) { /* in the middle: the weights of now are the last ones */
+	if (fit->stop) {	/* in the middle: the weights of now are the last ones */
 		if (fit->config->checkpoint && !fit->config->validation.context && finite)
 			mpt__fit_save(fit);
 		return;
@@ -53346,17 +53365,17 @@ mpt_fit_result mpt_fit(
 	if (mpt__fit_check(fit.context, &fit)) {
 		mpt__optimizer *const updates = mpt__optimizer_at(fit.context, optimizer);
 		const bool refuses = updates->refuses_nonfinite;
-		updates->refuses_nonfinite = false; /* a fit ends by its own rules, and says more */
+		updates->refuses_nonfinite = false;	/* a fit ends by its own rules, and says more */
 		mpt__fit_run(&fit);
 		const mpt__object *row = &fit.context->objects[MPT__OPTIMIZER].rows[optimizer.slot];
 		if (row->object == updates && row->generation == optimizer.generation)
-			updates->refuses_nonfinite = refuses; /* it may have been destroyed on the way */
+			updates->refuses_nonfinite = refuses;	/* it may have been destroyed on the way */
 	}
 	fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
 	return fit.result;
 }
 
-#endif /* MPTRAIN_NO_FIT */
+#endif	/* MPTRAIN_NO_FIT */
 
 /* ----
  * graph/capture.c: captured steps: a training step that runs from its recording.
@@ -53409,32 +53428,33 @@ MPT__END_ABSENT
 
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
 #define MPT__CAPTURE_TRIES 3
-#define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
+#define MPT__CAPTURE_CHECK 16	/* with config.debug, every so many steps are compared */
 
 typedef struct {
 	mpt__id id;
 	mpt_step_fn fn;
 	void *user;
-	mpt_tensor input[MPT__CAPTURE_INPUTS]; /* what the launches read; null: none */
-	mpt__recording *recording;             /* NULL: not yet */
-	void *graph;                           /* of the backend; NULL: launches one by one */
-	uint32_t workspace;                    /* storage of the graph's scratch memory; 0: none */
+	mpt_tensor input[MPT__CAPTURE_INPUTS];	/* what the launches read; null: none */
+	mpt__recording *recording;				/* NULL: not yet */
+	void *graph;							/* of the backend; NULL: launches one by one */
+	uint32_t workspace;						/* storage of the graph's scratch memory; 0: none */
 	int64_t calls, count;
-	uint64_t gradients;  /* mpt__gradients_now of when recording began: all steps begin so .. */
-	bool finds;          /* .. if gradients of parameters that were there matter .. */
-	bool otherwise;      /* .. but the last one did not and ran by hand */
-	int tries;           /* recordings that could not be repeated */
-	mpt__ids ends;       /* what parameters have at its end */
-	mpt__ids leaves;     /* other tensors and gradients there */
-	uint64_t patterns;   /* what mpt__patterns_now was there */
-	uint64_t modes[2];   /* mpt__modes_now when recording began and there: what it sets itself */
-	int64_t updates;     /* of optimizers, before the step under way */
-	int64_t next;        /* in slices: the launch to go on with .. */
-	int64_t step;        /* .. of the step of this number .. */
-	uint32_t seen_state; /* .. and what mpt__held_state was when it paused */
-	bool drops;          /* dropout: the device needs the step number */
-	uint64_t draws;      /* calls of RANDOM in a step: the device needs how many came before */
-	bool eager;          /* cannot be captured, for a reason that the log has */
+	uint64_t gradients;		/* mpt__gradients_now of when recording began: all steps begin so .. */
+	bool finds;				/* .. if gradients of parameters that were there matter .. */
+	bool otherwise;			/* .. but the last one did not and ran by hand */
+	int tries;				/* recordings that could not be repeated */
+	mpt__ids ends;			/* what parameters have at its end */
+	mpt__ids leaves;		/* other tensors and gradients there */
+	mpt__ids forms;			/* that the step leaves up to date: launch, twice block + which, storage */
+	uint64_t patterns;		/* what mpt__patterns_now was there */
+	uint64_t modes[2];		/* mpt__modes_now when recording began and there: what it sets itself */
+	int64_t updates;		/* of optimizers, before the step under way */
+	int64_t next;			/* in slices: the launch to go on with .. */
+	int64_t step;			/* .. of the step of this number .. */
+	uint32_t seen_state;	/* .. and what mpt__held_state was when it paused */
+	bool drops;				/* dropout: the device needs the step number */
+	uint64_t draws;			/* calls of RANDOM in a step: the device needs how many came before */
+	bool eager;				/* cannot be captured, for a reason that the log has */
 } mpt__captured;
 
 MPT__HANDLES(captured, MPT__CAPTURED)
@@ -53459,6 +53479,7 @@ static void mpt__captured_forget(mpt_context *ctx, mpt__captured *captured) {
 	captured->recording = NULL;
 	mpt__ids_free(ctx, &captured->ends);
 	mpt__ids_free(ctx, &captured->leaves);
+	mpt__ids_free(ctx, &captured->forms);
 	captured->otherwise = false;
 	for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
 	memset(captured->input, 0, sizeof captured->input);
@@ -53519,13 +53540,16 @@ static mpt_status mpt__inputs_set(
 	return ctx->base.status;
 }
 
-/* Makes the fixed inputs. */
+/* Makes the fixed inputs, which lie as the first ones do. */
 static mpt_status mpt__inputs_make(
 	mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given) {
 	for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
 		if (!given[i].slot) continue;
 		mpt_tensor made = mpt_zeros(ctx, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
 		captured->input[i] = mpt_keep(made);
+		const mpt__tensor *first = mpt__live(ctx, given[i]);
+		if (mpt__ok(ctx) && first->shape.rank == 4 && mpt__channels_last(first))
+			mpt__channels_last_strides(mpt__live(ctx, captured->input[i]));
 		mpt_release(made);
 	}
 	return ctx->base.status;
@@ -53550,9 +53574,14 @@ static uint64_t mpt__gradients_now(const mpt_context *ctx) {
 
 /* The next tensor from slot *i on that has a gradient and is no parameter; 0: none. */
 static uint32_t mpt__next_leaf(mpt_context *ctx, int64_t *i) {
-	while (*i < ctx->tensor_count) {
-		const mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)(*i)++);
-		if (tensor->gradient && !tensor->parameter) return (uint32_t)(*i - 1);
+	for (int64_t at = *i; at < ctx->tensor_count;) {
+		const mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)at);
+		do {
+			at++;
+			if (!tensor->gradient || tensor->parameter) continue;
+			*i = at;
+			return (uint32_t)(at - 1);
+		} while (tensor++, at % MPT__TENSOR_CHUNK);
 	}
 	return 0;
 }
@@ -53616,6 +53645,75 @@ static void mpt__gradients_set(mpt_context *ctx, const mpt__ids *ends) {
 	}
 }
 
+/* ==== Forms of weights ====
+ *
+ * A recording makes each form anew. Where the step's updates write it with the values, as they
+ * mostly do, repetitions need not, as long as nobody else changes those. */
+
+/* The launch, of a recording, that makes a form before its values change; -1: none does. */
+static int64_t mpt__form_made(
+	const mpt__recording *recording, const mpt__block *block, uint32_t form) {
+	for (int64_t i = 0; i < recording->count; i++) {
+		const mpt__launch *launch = &recording->launches[i];
+		if (launch->kernel == MPT__K_COPY && launch->operand[1].storage == form) return i;
+		for (int k = 0; k < launch->n_operands; k++)
+			if (launch->operand[k].storage == block->values &&
+				launch->operand[k].access != MPT__READ)
+				return -1;
+	}
+	return -1;
+}
+
+/* Notes those forms that are up to date at the end of the step. */
+static bool mpt__forms_note(mpt_context *ctx, mpt__captured *captured) {
+	for (uint32_t i = 0; i < 2 * ctx->block_count; i++) {
+		const mpt__block *block = &ctx->blocks[i / 2];
+		const uint32_t form = block->form[i % 2];
+		int64_t made = -1;
+		if (form && block->form_version[i % 2] == ctx->storages[block->values].version)
+			made = mpt__form_made(captured->recording, block, form);
+		if (made >= 0 &&
+			(!mpt__ids_add(ctx, &captured->forms, (uint32_t)made) ||
+				!mpt__ids_add(ctx, &captured->forms, i) ||
+				!mpt__ids_add(ctx, &captured->forms, form)))
+			return false;
+	}
+	return true;
+}
+
+/* The version of the values that a form was made of, and which they have now; NULL: the block has
+   ended. */
+static uint32_t *mpt__form_version(mpt_context *ctx, const uint32_t *noted, uint32_t *now) {
+	mpt__block *block = &ctx->blocks[noted[1] / 2];
+	*now = ctx->storages[block->values].version;
+	return block->form[noted[1] % 2] == noted[2] ? &block->form_version[noted[1] % 2] : NULL;
+}
+
+/* Whether a launch would make a form that is up to date. */
+static bool mpt__form_stands(mpt_context *ctx, const mpt__ids *forms, int64_t launch) {
+	uint32_t now;
+	for (int64_t i = 0; i < forms->count; i += 3) {
+		const uint32_t *noted = &forms->id[i], *version = mpt__form_version(ctx, noted, &now);
+		if (noted[0] == launch) return version && *version == now;
+	}
+	return false;
+}
+
+/* At the end of a repetition, when all values have a new version. */
+static void mpt__forms_set(mpt_context *ctx, const mpt__ids *forms) {
+	uint32_t now;
+	for (int64_t i = 0; i < forms->count; i += 3) {
+		uint32_t *version = mpt__form_version(ctx, &forms->id[i], &now);
+		if (version) *version = now;
+	}
+}
+
+static void mpt__repeat_launch(mpt_context *ctx, const mpt__captured *captured, int64_t i) {
+	if (captured->recording->launches[i].kernel != MPT__K_COPY ||
+		!mpt__form_stands(ctx, &captured->forms, i))
+		mpt__submit(ctx, &captured->recording->launches[i]);
+}
+
 static void *mpt__work_object(mpt_context *ctx, const uint32_t *work) {
 	const mpt__object *row = &ctx->objects[work[0]].rows[work[1]];
 	if (row->generation == work[2]) return row->object;
@@ -53625,13 +53723,11 @@ static void *mpt__work_object(mpt_context *ctx, const uint32_t *work) {
 
 /* A number for what is in training, what has a dtype of its own and what is frozen. */
 static uint64_t mpt__modes_now(const mpt_context *ctx) {
-	const mpt__object_table *modules = &ctx->objects[MPT__MODULE];
 	uint64_t hash = 0;
-	for (int64_t i = 1; i < modules->count; i++) {
-		const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-		if (module && (!mpt__in_training(module) || module->policy || mpt__hooks_of(module)))
+	MPT__EACH_OBJECT(const mpt__module, module, ctx, MPT__MODULE) {
+		if (!mpt__in_training(module) || module->policy || mpt__hooks_of(module))
 			hash = mpt__hash_u64(hash,
-				(uint64_t)i << 10 | (uint64_t)module->policy << 2 |
+				(uint64_t)module_at << 10 | (uint64_t)module->policy << 2 |
 					(mpt__hooks_of(module) ? 2 : 0) | (mpt__in_training(module) ? 0 : 1));
 	}
 	for (int64_t i = 0; i < ctx->parameter_count; i++) {
@@ -53645,7 +53741,7 @@ static uint64_t mpt__modes_now(const mpt_context *ctx) {
 /* A number that changes with rows and options of the optimizers that a step updates, with the
    factors of its scalers and with where parameters are. */
 static uint64_t mpt__patterns_now(mpt_context *ctx, const mpt__recording *recording) {
-	uint64_t sum = ctx->moves; /* of counts that only grow */
+	uint64_t sum = ctx->moves;	/* of counts that only grow */
 	for (int64_t i = 0; i < recording->work.count; i += 3) {
 		const uint32_t *work = &recording->work.id[i];
 		bool scaler = work[0] == MPT__SCALER;
@@ -53688,7 +53784,7 @@ static mpt__recording *mpt__record_step(mpt_context *ctx, const mpt__captured *c
 	int64_t writes = ctx->host_writes;
 	mpt__step_by_hand(ctx, captured, captured->input);
 	ctx->capturing = false;
-	if (!ctx->recorder) return NULL; /* cleared away with an error */
+	if (!ctx->recorder) return NULL;	/* cleared away with an error */
 	mpt__recording *recording = mpt__recorder_stop(ctx);
 	for (int64_t i = 0; i < recording->count; i++)
 		mpt__recorder_hold(ctx, recording, &recording->launches[i], INT64_MAX);
@@ -53739,7 +53835,7 @@ static bool mpt__capture_try(
 	captured->finds = ctx->found_gradients;
 	captured->draws = ctx->now.draws - ctx->draws_before;
 	mpt__recording *recording = captured->recording;
-	if (!recording || ctx->now.step != step + 1) { /* one is counted, which dropout draws by */
+	if (!recording || ctx->now.step != step + 1) {	/* one is counted, which dropout draws by */
 		if (mpt__ok(ctx))
 			mpt__capture_give_up(ctx, captured,
 				recording ? "its function is not one mpt_step_begin and mpt_step_end"
@@ -53748,7 +53844,8 @@ static bool mpt__capture_try(
 	}
 	captured->patterns = mpt__patterns_now(ctx, recording);
 	captured->modes[1] = mpt__modes_now(ctx);
-	if (!mpt__gradients_note(ctx, captured) || !mpt__replay_memory(ctx, recording, true))
+	if (!mpt__gradients_note(ctx, captured) || !mpt__forms_note(ctx, captured) ||
+		!mpt__replay_memory(ctx, recording, true))
 		return false;
 	bool repeats = mpt__leaves_repeat(ctx, before, &captured->leaves);
 	if (!repeats && ++captured->tries == MPT__CAPTURE_TRIES)
@@ -53812,6 +53909,7 @@ static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
 static mpt_status mpt__repeat_end(mpt_context *ctx, mpt__captured *captured) {
 	mpt__replay_versions(ctx, captured->recording);
 	if (!mpt__ok(ctx)) return ctx->base.status;
+	mpt__forms_set(ctx, &captured->forms);
 	mpt__tell_watchers(ctx, MPT__REPEAT_ENDED, captured);
 	if (ctx->now.updates > captured->updates) ctx->committed = ctx->now;
 	mpt__gradients_set(ctx, &captured->ends);
@@ -53827,7 +53925,8 @@ static mpt_status mpt__capture_repeat(mpt_context *ctx, mpt__captured *captured)
 		mpt_status status = backend->graph_run(backend->self, captured->graph);
 		if (status != MPT_OK) return mpt__backend_error(ctx, status);
 	} else {
-		mpt__replay_launches(ctx, captured->recording);
+		for (int64_t i = 0; i < captured->recording->count && mpt__ok(ctx); i++)
+			mpt__repeat_launch(ctx, captured, i);
 	}
 	return mpt__repeat_end(ctx, captured);
 }
@@ -53836,7 +53935,7 @@ static mpt_status mpt__capture_repeat(mpt_context *ctx, mpt__captured *captured)
 
 /* A number that changes with any of the tensors, made before, that the launches name. */
 static uint32_t mpt__held_state(const mpt_context *ctx, const mpt__recording *recording) {
-	uint32_t sum = 0; /* of counts that only grow */
+	uint32_t sum = 0;	/* of counts that only grow */
 	for (int64_t i = 0; i < recording->held.count; i++)
 		sum += ctx->storages[recording->held.id[i]].version;
 	return sum;
@@ -53847,9 +53946,9 @@ static mpt_status mpt__slice_run(mpt_context *ctx, mpt__captured *captured, doub
 	const mpt__recording *recording = captured->recording;
 	const mpt_clock *clock = &ctx->base.clock;
 	double start = clock->now(clock->user);
-	ctx->sliced = 0; /* so an error ends it, too */
+	ctx->sliced = 0;	/* so an error ends it, too */
 	while (captured->next < recording->count && mpt__ok(ctx)) {
-		mpt__replay_launch(ctx, recording, captured->next++);
+		mpt__repeat_launch(ctx, captured, captured->next++);
 		if (!(clock->now(clock->user) - start < seconds)) break;
 	}
 	if (!mpt__ok(ctx) || captured->next == recording->count) return mpt__repeat_end(ctx, captured);
@@ -53882,7 +53981,7 @@ static bool mpt__launch_lasts(const mpt_context *ctx, const mpt__launch *launch)
 		const mpt__storage *storage = &ctx->storages[o->storage];
 		if (o->access != MPT__READ && storage->kind != MPT_MEMORY_GRADIENT &&
 			storage->kind != MPT_MEMORY_FORM && storage->references > storage->recordings)
-			lasts = true; /* somebody else has it, too */
+			lasts = true;	/* somebody else has it, too */
 	}
 	return lasts;
 }
@@ -53912,7 +54011,7 @@ static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
 		memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
 	for (int i = 0; i < a->n_operands && same; i++) {
 		const mpt__operand *x = &a->operand[i], *y = &b->operand[i];
-		if (!x->storage && !y->storage) continue; /* none; the rest is of an earlier launch */
+		if (!x->storage && !y->storage) continue;	/* none; the rest is of an earlier launch */
 		same = x->dtype == y->dtype && x->rank == y->rank && x->access == y->access &&
 			x->offset == y->offset && x->storage && y->storage &&
 			memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
@@ -54016,7 +54115,7 @@ mpt_status mpt_step_slice(
 	return status;
 }
 
-#endif /* MPTRAIN_NO_GRAPH */
+#endif	/* MPTRAIN_NO_GRAPH */
 
 /* ----
  * watch/check.c: what tensors hold, and what could differ from run to run.
@@ -54244,7 +54343,7 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 		"seed %llu; every op gives the same bits in every run, with any number of "
 		"threads and workers\n",
 		(unsigned long long)ctx->config.seed);
-#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
+#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD)	/* portable kernels give one result */
 	if (!ctx->backend.synchronous)
 		mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", ctx->backend.name);
 	else if (mpt_get_isa(ctx) != MPT_ISA_REF && mpt_get_isa(ctx) != MPT_ISA_PORTABLE)
@@ -54261,7 +54360,7 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 	return out.length;
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * watch/classes.c: classes drawn by weights, and how well classes are told.
@@ -54308,22 +54407,22 @@ MPT__END_ABSENT
 
 /* ==== Draws by weight ==== */
 
-#define MPT__CLASS_STREAM 2 /* beside that of mpt_rand */
+#define MPT__CLASS_STREAM 2	/* beside that of mpt_rand */
 
 /* What mpt_multinomial and mpt_categorical draw by, and what they have drawn. */
 typedef struct {
-	double *weights; /* [rows, n] */
-	double *sums; /* of one row: a tree whose node i has the sum of 2i and 2i + 1, leaves from n */
-	int64_t *out; /* [rows, count] */
+	double *weights;	/* [rows, n] */
+	double *sums;	/* of one row: a tree whose node i has the sum of 2i and 2i + 1, leaves from n */
+	int64_t *out;	/* [rows, count] */
 	int64_t rows, n, count;
 	bool replacement;
-	const mpt_categorical_config *logits; /* NULL: they are weights already */
+	const mpt_categorical_config *logits;	/* NULL: they are weights already */
 } mpt__draw;
 
 /* Of the weights of a row all become 0 but the largest, which are `most` of them, or as many as
    have that share of the sum together. */
 static void mpt__draw_keep(const mpt__draw *draw, double *weights, int64_t most, double share) {
-	double *best = draw->sums, sum = 0, kept = 0; /* a tree of maxima, leaves from n */
+	double *best = draw->sums, sum = 0, kept = 0;	/* a tree of maxima, leaves from n */
 	const int64_t n = draw->n;
 	for (int64_t i = 0; i < n; i++) sum += best[n + i] = weights[i];
 	for (int64_t i = n - 1; i > 0; i--)
@@ -54333,7 +54432,7 @@ static void mpt__draw_keep(const mpt__draw *draw, double *weights, int64_t most,
 		while (node < n) node = 2 * node + (best[2 * node] < best[2 * node + 1]);
 		if (!(best[node] > 0)) break;
 		kept += best[node];
-		weights[node - n] = -best[node]; /* a mark */
+		weights[node - n] = -best[node];	/* a mark */
 		best[node] = 0;
 		while ((node /= 2) > 0)
 			best[node] =
@@ -54536,7 +54635,7 @@ mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts
 	mpt_tensor likeliest = mpt__null(ctx);
 	if (guesses->dtype != MPT_I64) {
 		likeliest = mpt_argmax(outputs, -1, false);
-		bool good = mpt__enter(ctx, "mpt_confusion"); /* whose name errors have again */
+		bool good = mpt__enter(ctx, "mpt_confusion");	/* whose name errors have again */
 		guesses = good ? mpt__live(ctx, likeliest) : NULL;
 	}
 	int64_t *pairs =
@@ -54581,7 +54680,7 @@ mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
 	return scores;
 }
 
-#endif /* MPTRAIN_NO_WATCH */
+#endif	/* MPTRAIN_NO_WATCH */
 
 /* ----
  * watch/absent.c: what stands for mptrain_watch.h where it is not: calls that say so.
@@ -54699,7 +54798,7 @@ mpt_status mpt_graph_destroy(mpt_graph graph) { return mpt__status_of(graph.cont
 
 MPT__END_ABSENT
 
-#endif /* MPTRAIN_WATCH */
+#endif	/* MPTRAIN_WATCH */
 
 #ifdef MPTRAIN_WATCH
 #include "mptrain_watch.h"
@@ -54789,7 +54888,7 @@ static bool mpt__backend_create(mpt_context *ctx) {
 				mpt__backend_error(ctx, status);
 			return status == MPT_OK;
 		}
-		static int32_t said; /* once per program, to the first log that hears it */
+		static int32_t said;	/* once per program, to the first log that hears it */
 		if (device == MPT_DEVICE_AUTO && config->log.write && mpt__atomic_add32(&said, 1) == 0)
 			mpt__log(&ctx->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
 	}
@@ -54809,7 +54908,7 @@ static bool mpt__backend_create(mpt_context *ctx) {
 #ifndef MPTRAIN_NO_WATCH
 	ctx->isa_name = mpt__cpu_isa_name(ctx->config.isa);
 #endif
-#ifdef MPT__LINK_USE /* or the linker would not look for them */
+#ifdef MPT__LINK_USE	/* or the linker would not look for them */
 	return true MPT__LINK_NAMES(MPT__LINK_USE);
 #else
 	return true;
@@ -54820,9 +54919,9 @@ static bool mpt__backend_create(mpt_context *ctx) {
 static bool mpt__scalars_start(mpt_context *ctx) {
 	int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
 	mpt__backend *backend = &ctx->backend;
-	if (ctx->storage_count == 0) ctx->storage_count = 1; /* storage 0 means none */
+	if (ctx->storage_count == 0) ctx->storage_count = 1;	/* storage 0 means none */
 	uint32_t storage;
-	if (mpt__is_dry(&ctx->base)) { /* the one storage that is read without being asked for */
+	if (mpt__is_dry(&ctx->base)) {	/* the one storage that is read without being asked for */
 		ctx->scalars = (mpt__scalar *)mpt__host_new(ctx, (size_t)bytes);
 		storage = ctx->scalars ? mpt__storage_wrap(ctx, ctx->scalars, bytes) : 0;
 	} else {
@@ -54878,7 +54977,7 @@ mpt_context *mpt_create(const mpt_config *config) {
 	mpt_config defaults = mpt_config_default();
 	if (!config) config = &defaults;
 	mpt__set_create_error("");
-	mpt__base base; /* until there is a context to hold it */
+	mpt__base base;	/* until there is a context to hold it */
 	mpt__base_init(&base, config);
 	base.op = "mpt_create";
 	mpt_context *ctx = NULL;
@@ -54961,13 +55060,13 @@ static void mpt__destroy_tables(mpt_context *ctx) {
 void mpt_destroy(mpt_context *ctx) {
 	if (!ctx) return;
 	mpt__context_ends(ctx);
-	if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+	if (mpt__forked(&ctx->base)) return;	/* its memory may be amid a change */
 	mpt__series_free(ctx);
 	mpt__anomaly_free(ctx);
 	mpt__profile_free(ctx);
 	mpt__flight_free(ctx);
 	mpt__recorder_stop(ctx);
-	for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
+	for (int64_t i = 0; i < ctx->block_count; i++)	/* nobody reads gradients any more */
 		ctx->blocks[i].multiplier_slot = 0;
 	mpt__destroy_objects(ctx);
 	mpt__destroy_tensors(ctx);
@@ -54977,7 +55076,7 @@ void mpt_destroy(mpt_context *ctx) {
 	if (ctx->backend.release_host && ctx->scalars)
 		ctx->backend.release_host(ctx->backend.self, ctx->scalars);
 	if (ctx->backend.destroy) ctx->backend.destroy(ctx->backend.self);
-	mpt__base base = ctx->base; /* outlives the memory it releases */
+	mpt__base base = ctx->base;	/* outlives the memory it releases */
 	mpt__release(&base, ctx, sizeof *ctx, MPT_MEMORY_HOST);
 }
 
@@ -54989,7 +55088,7 @@ mpt_status mpt_plan(const mpt_config *config, mpt_plan_fn train, int64_t batch, 
 	mpt_memory_stats *stats) {
 	mpt_config dry = mpt_config_default();
 	dry.dry = true;
-	mpt_create(&dry); /* says why not */
+	mpt_create(&dry);	/* says why not */
 	if (stats) mpt__zero(*stats);
 	return MPT_ERROR_UNSUPPORTED;
 }
@@ -55013,9 +55112,9 @@ typedef struct {
 	mpt_plan_fn train;
 	int64_t batch;
 	void *user;
-	int64_t limit;        /* of memory; 0: none */
-	const char *pattern;  /* NULL, or which modules may run again */
-	int64_t count, found; /* how many do, and might */
+	int64_t limit;			/* of memory; 0: none */
+	const char *pattern;	/* NULL, or which modules may run again */
+	int64_t count, found;	/* how many do, and might */
 	mpt_memory_stats stats;
 } mpt__dry_run;
 
@@ -55117,7 +55216,7 @@ int64_t mpt_recompute_to_fit(mpt_module net, const char *pattern, mpt_plan_fn tr
 	mpt__module *found = mpt__module_enter(net, "mpt_recompute_to_fit");
 	if (!found) return -1;
 	mpt_context *ctx = net.context;
-	if (ctx->placement.pattern) return 0; /* `train` of a dry run calls this itself */
+	if (ctx->placement.pattern) return 0;	/* `train` of a dry run calls this itself */
 	if (!train || batch < 1 || budget < 1 || !mpt__pattern_good(pattern)) {
 		mpt__error(ctx, ARGUMENT,
 			"expected a pattern with one '*' at most, a function, and a batch and a budget of at "
@@ -55158,7 +55257,7 @@ void mpt_clear_error(mpt_context *ctx) {
 	if (ctx->base.in_log) return;
 	ctx->base.status = MPT_OK;
 	ctx->base.message[0] = '\0';
-	if (mpt__forked(&ctx->base)) return; /* the next call fails again */
+	if (mpt__forked(&ctx->base)) return;	/* the next call fails again */
 	mpt__wait(ctx);
 	ctx->scalars[MPT__SLOT_ERROR].i = 0;
 	if (!ctx->backend.synchronous) {
@@ -55184,6 +55283,9 @@ void mpt_clear_error(mpt_context *ctx) {
 }
 
 MPT__END_REGION
+#ifdef MPTRAIN_COMPILE
+#include "mptrain_compile.h"
+#endif
 #ifdef MPTRAIN_USE_MPI
 #include "mptrain_parallel.h"
 #endif
@@ -55214,7 +55316,9 @@ MPT__END_FLOAT_CONTROL
 	that a training takes; updates inside backward; low-rank adapters (LoRA); fits whose steps are
 	of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
 	few blocks run again as it takes to fit a budget.
-	tools/mptrain_parallel.h: data parallel over MPI, on CPUs.
+	tools/mptrain_compile.h: compiled steps.
+	tools/mptrain_parallel.h: data parallel over MPI, on CPUs; batch norms of all ranks; optimizers'
+	states in shards.
 	tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
 	training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
 	and pictures; reports; training by forwards alone; nets as ONNX.
@@ -55285,11 +55389,11 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  * nothing may be contracted to FMA. Their polynomials were fitted for the least maximal relative
  * error, coefficients rounded to float one by one.
  *
- *   exp       any x; overflow gives infinity, results round to denormals as they should
- *   log       natural; -infinity for zeros, NaN below
- *   sigmoid   1 / (1 + exp(-x)), without loss on either side
- *   tanh      odd; +-1 for large |x|; the sign of zero stays
- *   normal    what of the normal distribution lies below x, (1 + erf(x / sqrt(2))) / 2
+ *		exp		any x; overflow gives infinity, results round to denormals as they should
+ *		log		natural; -infinity for zeros, NaN below
+ *		sigmoid	1 / (1 + exp(-x)), without loss on either side
+ *		tanh		odd; +-1 for large |x|; the sign of zero stays
+ *		normal		what of the normal distribution lies below x, (1 + erf(x / sqrt(2))) / 2
  *
  * Measured, in ulp: log 0.80, exp 0.99, tanh 1.33, sigmoid 2.41; normal 1.6 times 2^-24.
  * ---- */
@@ -55507,6 +55611,9 @@ typedef struct MPT__V(rates) {
 	bool fresh;
 } v_rates;
 
+#define MPT__WEIGHT_TAKES \
+	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c
+
 /* The decay comes off the weight, or to the gradient, which is the result. */
 MPT__OP v_f v_decayed(const mpt__law *law, const v_rates *r, v_f *p, v_f g) {
 	if (law->decoupled)
@@ -55525,7 +55632,7 @@ MPT__OP v_f v_follow_squares(v_f keep, v_f mean, v_f add, v_f x) {
 
 /* m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
-MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_sgd(MPT__WEIGHT_TAKES) {
 	g = v_decayed(law, r, &p, g);
 	(void)b, (void)c;
 	if (law->moment[0]) {
@@ -55537,7 +55644,7 @@ MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v
 
 /* PyTorch's fused form: p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but with 1 / sqrt(c2) as a
    factor: divisions and roots are what an update waits for. */
-MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_adam(MPT__WEIGHT_TAKES) {
 	g = v_decayed(law, r, &p, g);
 	(void)c;
 	*a = v_follow(r->keep1, *a, r->add1, g);
@@ -55548,8 +55655,7 @@ MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, 
 
 /* The functions of MOMENTS, whose decay is done already. Adam with the largest v so far, not
    corrected for bias, in place of v. */
-MPT__OP v_f MPT__V(amsgrad)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(amsgrad)(MPT__WEIGHT_TAKES) {
 	(void)law;
 	*a = v_follow(r->keep1, *a, r->add1, g);
 	*b = v_follow_squares(r->keep2, *b, r->add2, g);
@@ -55560,8 +55666,7 @@ MPT__OP v_f MPT__V(amsgrad)(
 
 /* v and, centred, the mean c follow; p -= lr b with b = momentum b + g / (sqrt(v - c^2) + eps).
    Rounding may leave v - c^2 below 0, which counts as 0. */
-MPT__OP v_f MPT__V(rmsprop)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(rmsprop)(MPT__WEIGHT_TAKES) {
 	v_f square = *a = v_follow_squares(r->keep2, *a, r->add2, g);
 	if (law->moment[2]) {
 		*c = v_follow(r->keep2, *c, r->add2, g);
@@ -55574,16 +55679,14 @@ MPT__OP v_f MPT__V(rmsprop)(
 }
 
 /* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-MPT__OP v_f MPT__V(adagrad)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(adagrad)(MPT__WEIGHT_TAKES) {
 	(void)law, (void)b, (void)c;
 	*a = v_add(*a, v_mul(g, g));
 	return v_sub(p, v_div(v_mul(r->lr, g), v_add(v_sqrt(*a), r->eps)));
 }
 
 /* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-MPT__OP v_f MPT__V(adadelta)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(adadelta)(MPT__WEIGHT_TAKES) {
 	(void)law, (void)c;
 	*a = v_follow_squares(r->keep1, *a, r->add1, g);
 	g = v_mul(g, v_div(v_sqrt(v_add(*b, r->eps)), v_sqrt(v_add(*a, r->eps))));
@@ -55592,8 +55695,7 @@ MPT__OP v_f MPT__V(adadelta)(
 }
 
 /* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. */
-MPT__OP v_f MPT__V(lion)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(lion)(MPT__WEIGHT_TAKES) {
 	v_f way = v_follow(r->keep1, *a, r->add1, g);
 	(void)law, (void)b, (void)c;
 	way = v_select(v_greater(way, v_zero()), v_set(1), way);
@@ -55603,7 +55705,7 @@ MPT__OP v_f MPT__V(lion)(
 }
 
 /* Any of them. */
-MPT__OP v_f v_updated(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_updated(MPT__WEIGHT_TAKES) {
 	switch (law->function) {
 	case MPT__FN_NONE:
 		return law->corrects ? v_adam(law, r, p, g, a, b, c) : v_sgd(law, r, p, g, a, b, c);
@@ -55639,7 +55741,7 @@ MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mp
 	mpt__law law = w->law;
 	const v_rates r = MPT__LEVEL(rates)(&w->pace);
 	const v_f multiplier = v_set(w->multiplier);
-	mpt__real *const ma = m[0], *const mb = m[1], *const mc = m[2]; /* no store changes these */
+	mpt__real *const ma = m[0], *const mb = m[1], *const mc = m[2];	/* no store changes these */
 	v_f a = v_zero(), b = v_zero(), c = v_zero();
 	law.moment[0] = first, law.moment[1] = second, law.moment[2] = third;
 	law.decoupled = law.decoupled && !simple;
@@ -55663,8 +55765,7 @@ MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mp
    takes that of the level below, which has the same bits. */
 #if MPT__WIDTH < 16
 #define MPT__ANY_UPDATE MPT__LEVEL(any_update)
-MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-									mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(any_update)(MPT__BLOCK_TAKES) {
 	MPT__LEVEL(update)(w, p, g, m, MPT__WIDTH > 1 ? half : NULL, n, false, m[0] != NULL,
 					   m[1] != NULL, m[2] != NULL, false, v_updated);
 	if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
@@ -55683,8 +55784,7 @@ MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, con
 	if (half != NULL) half = (uint16_t *)half + at;
 	if (at < n) MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
 }
-MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-	mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(sgd)(MPT__BLOCK_TAKES) {
 	const int64_t at = n - n % MPT__WIDTH;
 	void *along = MPT__WIDTH > 1 ? half : NULL;
 	if (m[0] != NULL)
@@ -55695,15 +55795,13 @@ MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__
 	if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 #if MPT__WIDTH == 16
-MPT__OP v_f MPT__LEVEL(plain_rmsprop)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__LEVEL(plain_rmsprop)(MPT__WEIGHT_TAKES) {
 	g = v_decayed(law, r, &p, g);
 	return MPT__V(rmsprop)(law, r, p, g, a, b, c);
 }
 /* Plain RMSprop waits for roots and quotients, and some CPUs do 16 in the time of 8; the others are
    too seldom for more code. */
-MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-	mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(moments)(MPT__BLOCK_TAKES) {
 	const bool plain = w->law.function == MPT__FN_RMSPROP && m[1] == NULL && m[2] == NULL;
 	const int64_t at = plain ? n - n % MPT__WIDTH : 0;
 	MPT__LEVEL(update)
@@ -55713,8 +55811,7 @@ MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const m
 #endif
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-	mpt__real *const *m, void *half, int64_t n) {
+MPT__FN void MPT__LEVEL(adam)(MPT__BLOCK_TAKES) {
 	const int64_t at = n - n % MPT__WIDTH;
 	const bool apart = MPT__WIDTH == 1 || (MPT__WIDTH == 8 && w->param.dtype == MPT_BF16);
 	void *along = apart ? NULL : half;
@@ -55736,12 +55833,12 @@ MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt_
  * (cpu/vocabulary.h), cpu/template/functions.c and cpu/template/update.c. Besides what these ask
  * for the level says:
  *
- *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
- *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
- *   MPT__STREAM, MPT__GATE, MPT__HALVES_COPY, MPT__U8_TO_HALF   functions of its own or of
- *                      another level; or NULL
- *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
- *   and those of cpu/template/gemm.c
+ *		MPT__BELOW(name)	kernels of the level below, which do what is too narrow for vectors
+ *		MPT__SLOWNESS		nanoseconds of what takes the reference level one
+ *		MPT__STREAM, MPT__GATE, MPT__HALVES_COPY, MPT__U8_TO_HALF		functions of its own or of
+ *						another level; or NULL
+ *		MPT__OWN_SCALE, MPT__OWN_ROWS		it has v_scale, or rows, already
+ *		and those of cpu/template/gemm.c
  * ---- */
 #ifdef MPT__V
 /* ----
@@ -56196,8 +56293,8 @@ MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng
  * ---- */
 #if defined(MPT__V) && defined(MPT__HAS_NORMS)
 
-#define MPT__NORM_AHEAD 4096 /* bytes */
-#define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
+#define MPT__NORM_AHEAD 4096	/* bytes */
+#define MPT__NORM_SOON 2048		/* of rows that are read twice, which come sooner */
 
 MPT__OP void v_stream_as(void *p, v_f v, int dtype) {
 	if (dtype == MPT_F32)
@@ -57050,7 +57147,7 @@ MPT__FN void MPT__LEVEL(dots)(int64_t depth, const mpt__gemm_side *p, const mpt_
 		MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, p->dtype, q->dtype);
 }
 MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
-	(void)how; /* all of K comes at once */
+	(void)how;	/* all of K comes at once */
 	if (rows == 1 || columns == 1) {
 		const mpt__gemm_side *many = rows == 1 ? b : a;
 		const int64_t count = rows == 1 ? columns : rows, step = rows == 1 ? 1 : ldc;
@@ -57256,7 +57353,7 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(MPT__FINISH_TAKES, int dtype,
 	}
 	const bool simple =
 		!scaled && !accumulate && !other && bias.dtype == MPT_F32 && bias.round == 0;
-	if (simple && columns == 2 * MPT__WIDTH && last == columns && /* a tile's width */
+	if (simple && columns == 2 * MPT__WIDTH && last == columns &&	/* a tile's width */
 		(!biased || bias.outer == 0)) {
 		const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;
 		const v_f b0 = v_load(more), b1 = v_load(more + MPT__WIDTH);
@@ -57354,7 +57451,7 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
 	}
 }
 
-MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
+MPT__FN void MPT__LEVEL(halves_chunk)(MPT__CHUNK_TAKES) {
 	const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
 	const int64_t i = chunk % w->along * MPT__COPY_RUN;
 	const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
@@ -57643,8 +57740,8 @@ MPT__FN void MPT__LEVEL(windows)(const mpt__windows *p) {
 #if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
 
 #if MPT__WIDTH == 8
-#define MPT__PLANE_VECTORS 3 /* of a tile, all of whose sums are in registers */
-#define MPT__PLANE_ROWS 2    /* channels of dy at a time */
+#define MPT__PLANE_VECTORS 3	/* of a tile, all of whose sums are in registers */
+#define MPT__PLANE_ROWS 2		/* channels of dy at a time */
 #else
 #define MPT__PLANE_VECTORS 4
 #define MPT__PLANE_ROWS 4
@@ -57907,83 +58004,93 @@ MPT__FN void MPT__LEVEL(planes)(const mpt__planes *p) {
  * arithmetic: gathers are slow. Within a power of ten magnitudes number j = p .. 2 p - 1 (counted
  * from 1 where there is no sign) lie on a line, p being a power of 2. The codebook has, by powers
  * of ten, 8 floats twice each: the largest y of the one before; scale, shift and bound of the line;
- * divisors.
+ * and, by the lowest bits of the exponent of p, divisors.
  * ---- */
 #if defined(MPT__V) && !defined(MPTRAIN_NO_FRUGAL)
 
-/* (2 p + 18 (j - p) + 9) / (2 p 10^(7 - decade)), both of which floats hold. */
+/* (2 p + 18 (j - p) + 9) / (2 p 10^(7 - decade)), both of which floats hold; all with j's sign. */
 MPT__FN void MPT__LEVEL(decode)(mpt__real *x, const uint8_t *code, int64_t n, const int32_t *book,
 								mpt__real peak, bool plain) {
-	const float *below = MPT__CODE_LINES(book) + 64;
+	const v_t below = v_table(MPT__CODE_LINES(book) + 64);
 	const v_i zero = v_iset(plain ? -1 : MPT__CODE_ZERO), sign = v_iset(MPT__SIGN_BIT);
-	const v_i power = v_iset(0x7f800000), bias = v_iset(plain ? 128 : 127);
-	const v_f factor = v_set(peak), least = v_set(plain ? 2.0f : 1.0f);
+	const v_i power = v_iset(-8388608), nine = v_bits(v_set(9));
+	const v_f factor = v_set(peak), none = v_set(plain ? 1.0f : 0.0f);
 	int64_t i = 0;
 	for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) {
-		const v_i way = v_isub(v_bits(v_load_bytes(code + i, MPT__WIDTH)), zero);
-		const v_f j = v_abs(v_convert(way)), p = v_float(v_iand(v_bits(j), power));
-		const v_f above = v_sub(v_mul(v_set(18), j), v_mul(v_set(16), p));
-		const v_i decade = v_isub(v_sar23(v_bits(p)), bias);
-		v_f size = v_div(v_add(above, v_set(9)), v_pick(below, decade));
-		size = v_select(v_greater(least, j), v_zero(), size);
-		size = v_float(v_ior(v_bits(size), v_iand(way, sign)));
-		v_store(x + i, v_mul(size, factor));
+		const v_f j = v_convert(v_isub(v_bits(v_load_bytes(code + i, MPT__WIDTH)), zero));
+		const v_i p = v_iand(v_bits(j), power);
+		v_f above = v_float(v_ior(v_iand(v_bits(j), sign), nine));
+		above = v_fma(v_set(18), j, v_fma(v_set(-16), v_float(p), above));
+		const v_f value = v_div(above, v_pick(below, v_sar23(p)));
+		v_store(x + i, v_mul(v_select(v_equal(j, none), v_zero(), value), factor));
 	}
 	mpt__ref_decode(x + i, code + i, n - i, book, peak, plain);
 }
 
+/* What is not finite counts as infinity. */
 MPT__FN uint32_t MPT__LEVEL(code_peak)(const mpt__real *x, int64_t n) {
 	const v_i mask = v_iset(0x7fffffff);
-	uint32_t lane[MPT__WIDTH];
-	v_f most[2] = {v_zero(), v_zero()};
+	v_i most = v_iset(0), other = most;
 	int64_t i = 0;
 	for (; i + 2 * MPT__WIDTH <= n; i += 2 * MPT__WIDTH) {
-		const v_i a = v_iand(v_words(x + i), mask), b = v_iand(v_words(x + i + MPT__WIDTH), mask);
-		most[0] = v_select(v_igt(a, v_bits(most[0])), v_float(a), most[0]);
-		most[1] = v_select(v_igt(b, v_bits(most[1])), v_float(b), most[1]);
+		most = v_imax(most, v_iand(v_words(x + i), mask));
+		other = v_imax(other, v_iand(v_words(x + i + MPT__WIDTH), mask));
 	}
-	uint32_t peak = mpt__ref_code_peak(x + i, n - i);
-	most[0] = v_select(v_igt(v_bits(most[0]), v_bits(most[1])), most[0], most[1]);
-	memcpy(lane, most, sizeof lane);
-	for (int k = 0; k < MPT__WIDTH; k++) peak = lane[k] > peak ? lane[k] : peak;
-	return peak;
+	most = v_imax(most, other);
+	const v_f infinity = v_float(v_iset(0x7f800000));
+	const v_f finite = v_select(v_igt(v_bits(infinity), most), v_float(most), infinity);
+	const uint32_t peak = mpt__f32_bits(v_peak(finite)), rest = mpt__ref_code_peak(x + i, n - i);
+	return peak > rest ? peak : rest;
 }
 
+/* Steps of four vectors at a time: each waits for the one before. */
+#define MPT__ENCODE_GET(k) \
+	const v_f value##k = v_load(x + i + k * MPT__WIDTH), y##k = v_div(v_abs(value##k), below);
+#define MPT__ENCODE_FIRST(k) \
+	v_i at##k = v_iadd_if(v_greater(y##k, middle), v_iset(0), four);
+#define MPT__ENCODE_SECOND(k) \
+	at##k = v_iadd_if(v_greater(y##k, v_pick(limit2, at##k)), at##k, two);
+#define MPT__ENCODE_THIRD(k) \
+	at##k = v_iadd_if(v_greater(y##k, v_pick(limit1, at##k)), at##k, one);
+#define MPT__ENCODE_LINE(k) v_f j##k = v_fma(y##k, v_pick(scale, at##k), v_pick(shift, at##k));
+#define MPT__ENCODE_CLAMP(k) \
+	j##k = v_smaller(j##k, v_pick(most, at##k)); \
+	j##k = v_select(v_equal(value##k, v_zero()), none, j##k);
+#define MPT__ENCODE_SIGN(k) \
+	j##k = v_larger(v_float(v_ior(v_bits(j##k), v_iand(v_bits(value##k), sign))), lowest);
+#define MPT__ENCODE_PUT(k) \
+	v_f code##k = v_add(j##k, base); \
+	worst = v_larger(worst, v_abs(v_sub(j##k, v_sub(code##k, base)))); \
+	if (MPT__WIDTH == 8) code##k = v_float(v_iand(v_bits(code##k), v_iset(255))); \
+	v_store_bytes(code + i + k * MPT__WIDTH, code##k, MPT__WIDTH);
+
 /* Where j comes so close to the middle of two numbers that rounding may have moved it, the tables
-   decide on the whole block: one in thirty. */
+   decide: of one vector in some hundreds. */
 MPT__FN void MPT__LEVEL(encode)(uint8_t *code, const mpt__real *x, int64_t n, const int32_t *book,
 								mpt__real peak, bool plain) {
 	const float *limit = MPT__CODE_LINES(book);
-	const float *scale = limit + 16, *shift = limit + 32, *most = limit + 48;
-	const v_f below = v_set(peak), whole = v_set(8388608), middle = v_set(limit[4]);
-	const v_f zero = v_set(8388608 + MPT__CODE_ZERO), lowest = v_set(-MPT__CODE_ZERO);
-	const v_f some = v_set(plain ? 2.0f : 1.0f), normal = v_float(v_iset(0x007fffff));
+	const v_t limit1 = v_table(limit + 1), limit2 = v_table(limit + 2);
+	const v_t scale = v_table(limit + 16), shift = v_table(limit + 32), most = v_table(limit + 48);
+	const v_f below = v_set(peak), middle = v_set(limit[4]), sure = v_set(0.5f - MPT__CODE_DOUBT);
+	const v_f base = v_set(8388608.0f + (plain ? -1 : MPT__CODE_ZERO));
+	const v_f lowest = v_set(-MPT__CODE_ZERO), none = v_set(plain ? 1.0f : 0.0f);
 	const v_i one = v_iset(1), two = v_iset(2), four = v_iset(4), sign = v_iset(MPT__SIGN_BIT);
-	v_f worst = v_zero();
+	uint64_t doubt = 0;
 	int64_t i = 0;
-	for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) {
-		const v_f value = v_load(x + i), size = v_abs(value), y = v_div(size, below);
-		v_i at = v_bits(v_select(v_greater(y, middle), v_float(four), v_zero()));
-		v_m past = v_greater(y, v_pick(limit, v_iadd(at, two)));
-		at = v_iadd(at, v_bits(v_select(past, v_float(two), v_zero())));
-		past = v_greater(y, v_pick(limit, v_iadd(at, one)));
-		at = v_iadd(at, v_bits(v_select(past, v_float(one), v_zero())));
-		v_f j = v_add(v_mul(y, v_pick(scale, at)), v_pick(shift, at));
-		const v_m there = v_igt(v_bits(size), v_bits(normal));
-		j = v_smaller(v_larger(j, v_select(there, some, v_zero())), v_pick(most, at));
-		v_f number = v_add(j, whole);
-		const v_f own = v_sub(number, whole);
-		worst = v_larger(worst, v_abs(v_sub(j, own)));
-		if (plain) {
-			number = v_float(v_iand(v_isub(v_bits(number), one), v_iset(255)));
-			v_store_bytes(code + i, number, MPT__WIDTH);
-		} else {
-			number = v_float(v_ior(v_bits(own), v_iand(v_bits(value), sign)));
-			number = v_float(v_iand(v_bits(v_add(v_larger(number, lowest), zero)), v_iset(255)));
-			v_store_bytes(code + i, number, MPT__WIDTH);
-		}
+	for (; i + 4 * MPT__WIDTH <= n; i += 4 * MPT__WIDTH) {
+		v_f worst = v_zero();
+		MPT__FOUR(MPT__ENCODE_GET)
+		MPT__FOUR(MPT__ENCODE_FIRST)
+		MPT__FOUR(MPT__ENCODE_SECOND)
+		MPT__FOUR(MPT__ENCODE_THIRD)
+		MPT__FOUR(MPT__ENCODE_LINE)
+		MPT__FOUR(MPT__ENCODE_CLAMP)
+		if (!plain) { MPT__FOUR(MPT__ENCODE_SIGN) }
+		MPT__FOUR(MPT__ENCODE_PUT)
+		doubt |= (uint64_t)v_some(v_greater(worst, sure)) << i / MPT__WIDTH;
 	}
-	if (v_peak(worst) > 0.5f - MPT__CODE_DOUBT) i = 0;
+	for (int64_t k = 0; doubt; k += MPT__WIDTH, doubt >>= 1)
+		if (doubt & 1) mpt__ref_encode(code + k, x + k, 4 * MPT__WIDTH, book, peak, plain);
 	mpt__ref_encode(code + i, x + i, n - i, book, peak, plain);
 }
 

@@ -4,9 +4,9 @@
  *
  * With mptrain.h beside it and the CUDA toolkit at hand:
  *
- *     nvcc -O2 -arch=native -c mptrain_cuda.cu
- *     cc -O2 -DMPTRAIN_CUDA -c your_program.c            (where MPTRAIN_IMPLEMENTATION is defined)
- *     nvcc -arch=native your_program.o mptrain_cuda.o -lcublasLt -lm -lpthread
+ *		nvcc -O2 -arch=native -c mptrain_cuda.cu
+ *		cc -O2 -DMPTRAIN_CUDA -c your_program.c				(where MPTRAIN_IMPLEMENTATION is defined)
+ *		nvcc -arch=native your_program.o mptrain_cuda.o -lcublasLt -lm -lpthread
  *
  * It executes launches (waist/launch.h in mptrain.h: the contract of every kernel) and knows nothing
  * of tensors, modules or optimizers. All kernels go to one stream, in order; whatever varies from
@@ -37,28 +37,29 @@ namespace {
 
 /* ==== The backend ==== */
 
-#define MPT__THREADS 256  /* of a block, unless a kernel says otherwise */
+#define MPT__THREADS 256	/* of a block, unless a kernel says otherwise */
 #define MPT__WARP 32
-#define MPT__ALL 0xffffffffu /* the lanes of a warp */
+#define MPT__ALL 0xffffffffu	/* the lanes of a warp */
 
 struct mpt__cuda {
 	mpt__backend *backend;
 	int device;
-	bool debug; /* waits after each launch, so that an error names the one that failed */
-	bool dead;  /* a kernel crashed: the driver answers nothing but errors from then on */
-	bool capturing; /* launches go into a graph */
-	bool benchmark; /* times the candidates of each matrix product */
+	bool debug;	/* waits after each launch, so that an error names the one that failed */
+	bool dead;	/* a kernel crashed: the driver answers nothing but errors from then on */
+	bool capturing;	/* launches go into a graph */
+	bool benchmark;	/* times the candidates of each matrix product */
 	cudaStream_t stream;
-	cudaEvent_t landed[2]; /* the last snapshot to each place */
-	cudaEvent_t laps[2];   /* what a profiler times launches by; made when it first asks */
-	int lap;               /* the one that was recorded last */
+	cudaEvent_t landed[2];	/* the last snapshot to each place */
+	cudaEvent_t laps[2];	/* what a profiler times launches by; made when it first asks */
+	int lap;				/* the one that was recorded last */
 	char name[256];
-	int processors;      /* streaming multiprocessors */
-	int capability;      /* 90 for 9.0 */
-	int64_t memory;      /* bytes on the card */
-	unsigned int *ticket; /* on the card; 0 between launches (mpt__last_block) */
+	int processors;			/* streaming multiprocessors */
+	int capability;			/* 90 for 9.0 */
+	bool matrix;			/* kernels that use tensor cores by themselves are compiled in */
+	int64_t memory;			/* bytes on the card */
+	unsigned int *ticket;	/* on the card; 0 between launches (mpt__last_block) */
 	struct mpt__cuda_transfers *transfers;
-	struct mpt__cuda_products *products; /* cuBLASLt and what it chose */
+	struct mpt__cuda_products *products;	/* cuBLASLt and what it chose */
 };
 
 /* A launch with its operands resolved. data[i] is where operand i begins, its offset included; NULL
@@ -69,8 +70,8 @@ struct mpt__cuda_call {
 	mpt__cuda *cuda;
 	const mpt__launch *launch;
 	void *data[MPT__MAX_OPERANDS];
-	mpt__scalar *scalars; /* on the device */
-	void *workspace;      /* on the device, launch->workspace bytes */
+	mpt__scalar *scalars;	/* on the device */
+	void *workspace;		/* on the device, launch->workspace bytes */
 	cudaStream_t stream;
 };
 
@@ -144,8 +145,8 @@ mpt__cuda *mpt__cuda_enter(void *self) {
 /* An operand as kernels see it: dimensions of size 1 left out, neighbours merged where all arrays
    of the launch allow it. */
 struct mpt__array {
-	void *data; /* NULL: absent */
-	int dtype;  /* mpt_dtype */
+	void *data;	/* NULL: absent */
+	int dtype;	/* mpt_dtype */
 	int accumulate;
 	long long stride[MPT_MAX_RANK];
 };
@@ -153,7 +154,7 @@ struct mpt__array {
 /* The common shape of the arrays of a launch; the last dimension is the innermost. */
 struct mpt__space {
 	int rank;
-	long long count; /* elements */
+	long long count;	/* elements */
 	long long shape[MPT_MAX_RANK];
 };
 
@@ -277,7 +278,7 @@ __device__ __forceinline__ bool mpt__gate_open(const mpt__scalar *scalars, int f
 
 /* ==== Sums and maxima of a block ==== */
 
-__device__ __forceinline__ float mpt__larger(float a, float b) { /* NaN wins */
+__device__ __forceinline__ float mpt__larger(float a, float b) {	/* NaN wins */
 	return a > b || a != a ? a : b;
 }
 
@@ -286,7 +287,7 @@ __device__ __forceinline__ float mpt__larger(float a, float b) { /* NaN wins */
 template <typename T> __device__ T mpt__block_sum(T x) {
 	__shared__ T part[MPT__WARP];
 	for (int step = MPT__WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
-	__syncthreads(); /* `part` may still be read for an earlier sum */
+	__syncthreads();	/* `part` may still be read for an earlier sum */
 	if (threadIdx.x % MPT__WARP == 0) part[threadIdx.x / MPT__WARP] = x;
 	__syncthreads();
 	x = threadIdx.x % MPT__WARP < blockDim.x / MPT__WARP ? part[threadIdx.x % MPT__WARP] : (T)0;
@@ -326,19 +327,132 @@ __device__ bool mpt__last_block(unsigned int *ticket) {
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		__threadfence();
-		last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1; /* which makes it 0 again */
+		last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;	/* which makes it 0 again */
 		__threadfence();
 	}
 	__syncthreads();
 	return last;
 }
 
+/* ==== Tensor cores ====
+ *
+ * Instructions of compute capability 8.0 and up, for whole warps. Compiled for older cards a kernel
+ * that uses them is empty, and what it calls is not there: mpt__cuda.matrix says which it is. The
+ * simulator of tests/cudasim executes each lane by lane. */
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define MPT__MATRIX 1
+#else
+#define MPT__MATRIX 0
+#endif
+
+#if MPT__MATRIX
+/* d += a b, of [16, 16] and [16, 8]: mma.m16n8k16 on bf16 or fp16, summed in fp32. */
+template <bool F16>
+__device__ __forceinline__ void mpt__mma(float (&d)[4], const unsigned int (&a)[4],
+										 unsigned int low, unsigned int high) {
+#if defined(CUDASIM_H)
+	const unsigned int b[2] = {low, high};
+	cudasim::multiply(d, a, b, !F16);
+#elif defined(__CUDA_ARCH__)
+	if (F16)
+		asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+			"{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+			: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+	else
+		asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+			"{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+			: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+#else
+	(void)d, (void)a, (void)low, (void)high;
+#endif
+}
+
+/* Four matrices [8, 8] of 16 bits from shared memory; lane 8 i + r names row r of matrix i. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void mpt__ldmatrix(unsigned int (&x)[4], const unsigned short *row) {
+#if defined(CUDASIM_H)
+	cudasim::load_matrices(x, row, TRANSPOSED);
+#elif defined(__CUDA_ARCH__)
+	const unsigned int at = (unsigned int)__cvta_generic_to_shared(row);
+	if (TRANSPOSED)
+		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+					 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+					 : "r"(at)
+					 : "memory");
+	else
+		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+					 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+					 : "r"(at)
+					 : "memory");
+#else
+	(void)x, (void)row;
+#endif
+}
+
+/* Begins to copy BYTES, 4 or 16, from global to shared memory, or zeros if they are not THERE. */
+template <int BYTES>
+__device__ __forceinline__ void mpt__copy_begin(void *to, const void *from, bool there) {
+#if defined(CUDASIM_H)
+	cudasim::copy_async(to, from, BYTES, there ? BYTES : 0);
+#elif defined(__CUDA_ARCH__)
+	const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
+	if (BYTES == 16)
+		asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+					 "r"(there ? 16 : 0)
+					 : "memory");
+	else
+		asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from),
+					 "r"(there ? 4 : 0)
+					 : "memory");
+#else
+	(void)to, (void)from, (void)there;
+#endif
+}
+
+/* Waits for all copies that this thread has begun; the others see them behind a barrier. */
+__device__ __forceinline__ void mpt__copy_wait() {
+#if defined(CUDASIM_H)
+	cudasim::commit_copies();
+	cudasim::wait_copies(0);
+#elif defined(__CUDA_ARCH__)
+	asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/* 2^x; 0 for what is below 2^-126. */
+__device__ __forceinline__ float mpt__exp2(float x) {
+#if defined(__CUDA_ARCH__)
+	float y;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+#else
+	return exp2f(x);
+#endif
+}
+
+/* Two numbers rounded to 16 bits, the first one in the lower half. */
+template <bool F16> __device__ __forceinline__ unsigned int mpt__pack2(float low, float high) {
+	unsigned int bits;
+	if (F16) {
+		const __half2 pair = __floats2half2_rn(low, high);
+		memcpy(&bits, &pair, sizeof bits);
+	} else {
+		const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+		memcpy(&bits, &pair, sizeof bits);
+	}
+	return bits;
+}
+#endif	/* MPT__MATRIX */
+
 /* ==== Arrays in host code ==== */
 
 long long mpt__count(int rank, const int64_t *shape) {
 	long long count = 1;
 	for (int d = 0; d < rank; d++)
-		if (shape[d] == 0) return 0; /* the others may be too large to multiply */
+		if (shape[d] == 0) return 0;	/* the others may be too large to multiply */
 	for (int d = 0; d < rank; d++) count *= shape[d];
 	return count;
 }
@@ -587,7 +701,7 @@ __device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long
 	mpt__store_f64(array.data, array.dtype, at, x);
 }
 __device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long at, long long x) {
-	unsigned long long sum = (unsigned long long)x; /* modulo 2^64 */
+	unsigned long long sum = (unsigned long long)x;	/* modulo 2^64 */
 	if (array.accumulate) sum += (unsigned long long)mpt__load_i64(array.data, array.dtype, at);
 	mpt__store_i64(array.data, array.dtype, at, (long long)sum);
 }
@@ -595,7 +709,7 @@ __device__ __forceinline__ void mpt__add_into(const mpt__array &array, long long
 /* Through T: double where one side is F64, int64 between integers, fp32 otherwise. */
 template <typename T> __global__ void mpt__copy_kernel(const mpt__walk walk) {
 	const long long done = 8 * walk.eights;
-	MPT__EACH(i, walk.eights) { /* none but where T is float */
+	MPT__EACH(i, walk.eights) {	/* none but where T is float */
 		long long at[2];
 		float x[8];
 		mpt__locate_in<2>(walk, 8 * i, at);
@@ -611,14 +725,14 @@ template <typename T> __global__ void mpt__copy_kernel(const mpt__walk walk) {
 	}
 }
 
-#define MPT__COPY_TILE 64 /* elements of a side; a row of halves is 128 bytes */
+#define MPT__COPY_TILE 64	/* elements of a side; a row of halves is 128 bytes */
 
 /* A copy between arrays that are dense in different dimensions: `from` in one of `columns`
    elements, `to` in one of `rows`. */
 struct mpt__transposition {
-	mpt__space rest; /* the other dimensions */
+	mpt__space rest;	/* the other dimensions */
 	mpt__array from, to;
-	long long columns, rows, from_step, to_step; /* of from along rows, of to along columns */
+	long long columns, rows, from_step, to_step;	/* of from along rows, of to along columns */
 };
 
 __global__ void mpt__transpose_kernel(const mpt__transposition w) {
@@ -647,7 +761,7 @@ __global__ void mpt__transpose_kernel(const mpt__transposition w) {
 
 /* False where the copy is not of this kind. */
 bool mpt__transpose(const mpt__cuda_call *call, const mpt__walk &walk) {
-	const int least = 16; /* below, most of a tile would be empty */
+	const int least = 16;	/* below, most of a tile would be empty */
 	int dense[2] = {-1, -1};
 	mpt__transposition w;
 	memset(&w, 0, sizeof w);
@@ -701,7 +815,7 @@ mpt_status mpt__cuda_copy(const mpt__cuda_call *call) {
 	const bool wide = from.dtype == MPT_F64 || to.dtype == MPT_F64;
 	const bool integers = mpt__is_integer(from.dtype) && mpt__is_integer(to.dtype);
 	if (space.count == 0) return MPT_OK;
-	if (wide) walk.eights = 0; /* those go through fp32 */
+	if (wide) walk.eights = 0;	/* those go through fp32 */
 	const unsigned int blocks = mpt__walk_blocks(call, walk);
 	if (flat && from.dtype == to.dtype && !to.accumulate) {
 		cudaMemcpyAsync(to.data, from.data, (size_t)space.count * mpt__bytes_of(to.dtype),
@@ -718,9 +832,9 @@ mpt_status mpt__cuda_copy(const mpt__cuda_call *call) {
 
 /* ---- Functions ---- */
 
-#define MPT__SQRT_HALF 0.70710678118654752f    /* 1 / sqrt(2) */
-#define MPT__SQRT_2_BY_PI 0.79788456080286536f /* sqrt(2 / pi) */
-#define MPT__NORMAL_PEAK 0.39894228040143268f  /* 1 / sqrt(2 pi) */
+#define MPT__SQRT_HALF 0.70710678118654752f		/* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI 0.79788456080286536f	/* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK 0.39894228040143268f	/* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE 0.044715f
 
 /* The words that waist/functions.h is written in, for one float. */
@@ -749,7 +863,7 @@ MPT__OP float v_normal(float a) { return 0.5f * erfcf(-MPT__SQRT_HALF * a); }
 MPT__OP float v_tanh(float a) { return tanhf(a); }
 MPT__OP float v_log1p(float a) { return log1pf(a); }
 MPT__OP float v_expm1(float a) { return expm1f(a); }
-MPT__OP float v_sigmoid(float a) { /* without loss on either side */
+MPT__OP float v_sigmoid(float a) {	/* without loss on either side */
 	const float e = expf(-fabsf(a));
 	return (a < 0 ? e : 1.0f) / (e + 1.0f);
 }
@@ -891,9 +1005,9 @@ __device__ __forceinline__ bool mpt__is_finite(float x) { return fabsf(x) < INFI
 struct mpt__unary {
 	int function;
 	float c, d;
-	const mpt__scalar *slot; /* NULL: c stands there */
-	mpt__scalar *nonfinite;  /* NULL, or set to 1 where an operand is not finite */
-	mpt__scalar *seed;       /* NULL, or gets c in its first bytes */
+	const mpt__scalar *slot;	/* NULL: c stands there */
+	mpt__scalar *nonfinite;		/* NULL, or set to 1 where an operand is not finite */
+	mpt__scalar *seed;			/* NULL, or gets c in its first bytes */
 };
 
 template <int N>
@@ -1010,7 +1124,7 @@ mpt_status mpt__cuda_binary(const mpt__cuda_call *call) {
 
 struct mpt__key {
 	unsigned long long seed, stream, call;
-	const mpt__scalar *step; /* NULL, or mixed into the stream */
+	const mpt__scalar *step;	/* NULL, or mixed into the stream */
 };
 
 mpt__key mpt__key_of(const mpt__cuda_call *call) {
@@ -1033,7 +1147,7 @@ mpt__key mpt__key_of(const mpt__cuda_call *call) {
 
 /* ==== Hashes ==== */
 
-#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
+#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15)	/* 2^64 / golden ratio */
 
 /* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
 MPT__COMMON uint64_t mpt__hash_mix(uint64_t x) {
@@ -1052,7 +1166,7 @@ MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
 #define MPT__PHILOX_ROUNDS 10
 #define MPT__PHILOX_M0 0xd2511f53u
 #define MPT__PHILOX_M1 0xcd9e8d57u
-#define MPT__PHILOX_W0 0x9e3779b9u /* added to the key after each round */
+#define MPT__PHILOX_W0 0x9e3779b9u	/* added to the key after each round */
 #define MPT__PHILOX_W1 0xbb67ae85u
 
 /* The bare generator, word by word as in the paper. */
@@ -1107,14 +1221,14 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
    a kernel of a GPU gets all bytes of this, and between bools there would be some that nobody wrote. */
 typedef struct mpt__law {
 	int function;
-	int corrects;  /* means that began with 0 are divided by 1 - beta^t */
-	int decays;    /* the gradient has a part that takes weights towards 0; */
-	int decoupled; /* or the weight itself is made smaller */
-	int slows;     /* the rate is divided by 1 + imm[0] t */
-	int dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+	int corrects;	/* means that began with 0 are divided by 1 - beta^t */
+	int decays;		/* the gradient has a part that takes weights towards 0; */
+	int decoupled;	/* or the weight itself is made smaller */
+	int slows;		/* the rate is divided by 1 + imm[0] t */
+	int dampens;	/* of SGD: 1 - imm[1] of a gradient comes in */
 	int nesterov;
-	int moment[3];  /* which there are */
-	int eps, decay; /* where they stand in imm; -1: none */
+	int moment[3];	/* which there are */
+	int eps, decay;	/* where they stand in imm; -1: none */
 	double imm[4];
 } mpt__law;
 
@@ -1124,8 +1238,8 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
 #define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
 		MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW
-			{2, 3, MPT__CORRECTS}, /* ADAM */
-		{-1, 2, 0}                 /* SGD */
+			{2, 3, MPT__CORRECTS},	/* ADAM */
+		{-1, 2, 0}					/* SGD */
 	};
 	const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
 	const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
@@ -1147,7 +1261,7 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
    add1 and add2 how much of what is new comes in. */
 typedef struct mpt__pace {
 	double lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
-	bool fresh; /* no update before this one */
+	bool fresh;	/* no update before this one */
 } mpt__pace;
 
 /* `first` is imm[0], or what a table of rates has in its place, as it has `lr`. */
@@ -1180,12 +1294,12 @@ MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first,
 enum {
 	MPT__CODE_BLOCK = 256,
 	MPT__CODE_ZERO = 127,
-	MPT__CODE_LEAST = 0x3400, /* upper bits of 2^-23 */
+	MPT__CODE_LEAST = 0x3400,	/* upper bits of 2^-23 */
 	MPT__CODE_LIMIT = 256 + 0x3f80 - MPT__CODE_LEAST + 1,
 	MPT__CODE_BOOK = MPT__CODE_LIMIT + 5 * 16
 };
 #define MPT__CODE_LINES(book) ((const float *)(const void *)((book) + MPT__CODE_LIMIT))
-#define MPT__CODE_DOUBT (1 / 16384.0f) /* of 1 between two codes: more than twice the error */
+#define MPT__CODE_DOUBT (1 / 16384.0f)	/* of 1 between two codes: more than twice the error */
 /* Whether moment k has no sign. */
 MPT__COMMON int mpt__law_unsigned(const mpt__law *law, int k) {
 	return law->corrects ? k > 0 : law->function == MPT__FN_RMSPROP && k == 0;
@@ -1301,7 +1415,7 @@ __device__ __forceinline__ unsigned long long mpt__sequence_of(const mpt__key &k
 
 struct mpt__dropout {
 	mpt__key key;
-	unsigned int threshold; /* words from here on keep */
+	unsigned int threshold;	/* words from here on keep */
 	float factor;
 	int any;
 };
@@ -1446,10 +1560,10 @@ __device__ void mpt__sincos_quadrant(unsigned int quadrant, double r, double *si
 
 struct mpt__distribution {
 	mpt__key key;
-	const mpt__scalar *draws; /* NULL, or to be added to the call */
+	const mpt__scalar *draws;	/* NULL, or to be added to the call */
 	int normal;
-	float a, b; /* lowest and beyond the highest; or mean and deviation */
-	float most; /* of the dtype, below b */
+	float a, b;	/* lowest and beyond the highest; or mean and deviation */
+	float most;	/* of the dtype, below b */
 };
 
 /* Box and Muller: two words to two elements. */
@@ -1481,7 +1595,7 @@ __device__ __forceinline__ void mpt__draw(const mpt__distribution &d, unsigned l
 	for (int k = 0; k < 4; k++) {
 		const float u = (float)(word[k] >> 8) * (1.0f / 16777216.0f);
 		const float value = __fadd_rn(d.a, __fmul_rn(range, u));
-		x[k] = value < d.b ? fminf(value, d.most) : d.a; /* the sum may round up to b */
+		x[k] = value < d.b ? fminf(value, d.most) : d.a;	/* the sum may round up to b */
 	}
 }
 
@@ -1531,9 +1645,9 @@ mpt_status mpt__cuda_random(const mpt__cuda_call *call) {
 
 struct mpt__argmax {
 	mpt__space lines;
-	mpt__array from, index, value; /* strides over the lines */
-	long long n, stride;           /* along the dimension */
-	float sign;                    /* -1: the least */
+	mpt__array from, index, value;	/* strides over the lines */
+	long long n, stride;			/* along the dimension */
+	float sign;						/* -1: the least */
 };
 
 /* Whether (x, i) comes before (y, j): NaN before numbers, the larger one, the first one. */
@@ -1598,7 +1712,7 @@ mpt_status mpt__cuda_argmax(const mpt__cuda_call *call) {
 
 struct mpt__scatter {
 	mpt__space space;
-	mpt__array index, value, to, axis; /* axis: no data; locates the index along the dimension */
+	mpt__array index, value, to, axis;	/* axis: no data; locates the index along the dimension */
 };
 
 __global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
@@ -1625,7 +1739,7 @@ __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long num
 	scalars[MPT__SLOT_ERROR_SIZE].i = size;
 }
 
-#define MPT__CHECKERS 1024 /* threads that look at many indices */
+#define MPT__CHECKERS 1024	/* threads that look at many indices */
 
 /* One block finds the first element of `index` that is not in 0 .. size-1. No thread ends early, so
    that a thread's loads need not wait for each other. */
@@ -1685,7 +1799,7 @@ mpt_status mpt__cuda_scatter_axis(const mpt__cuda_call *call) {
 
 struct mpt__gather {
 	mpt__space space;
-	mpt__array from, index, to, axis; /* axis: no data; locates j along the dimension */
+	mpt__array from, index, to, axis;	/* axis: no data; locates j along the dimension */
 	long long size, stride, first, step;
 };
 
@@ -1727,7 +1841,7 @@ mpt_status mpt__cuda_gather(const mpt__cuda_call *call) {
 struct mpt__triangle {
 	mpt__walk walk;
 	long long rows, columns, diagonal;
-	int upper; /* or lower */
+	int upper;	/* or lower */
 };
 
 __global__ void mpt__triangle_kernel(const mpt__triangle w) {
@@ -1758,8 +1872,8 @@ mpt_status mpt__cuda_triangle(const mpt__cuda_call *call) {
 
 struct mpt__cumsum {
 	mpt__space lines;
-	mpt__array from, to;                  /* strides over the lines */
-	long long n, from_stride, to_stride; /* along the dimension */
+	mpt__array from, to;					/* strides over the lines */
+	long long n, from_stride, to_stride;	/* along the dimension */
 	int reverse;
 };
 
@@ -1817,16 +1931,16 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
  * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
  * line in shared memory; then runs of the line are merged in pairs, a thread for an element. */
 
-#define MPT__SORT_TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
+#define MPT__SORT_TILE (4 * MPT__THREADS)	/* words: 8 KB of shared memory */
 
 struct mpt__sort {
 	mpt__space lines;
-	mpt__array from, to; /* strides over the lines; to NULL: the words are wanted */
+	mpt__array from, to;	/* strides over the lines; to NULL: the words are wanted */
 	long long n, k, from_stride, to_stride, tiles;
-	unsigned long long *words; /* [lines, n], twice; NULL: a line is one tile */
+	unsigned long long *words;	/* [lines, n], twice; NULL: a line is one tile */
 	int descending;
-	int bits;                /* of a word that hold the index */
-	long long size, padding; /* of ids, all of 0 .. size-1 but the padding; size 0: of numbers */
+	int bits;					/* of a word that hold the index */
+	long long size, padding;	/* of ids, all of 0 .. size-1 but the padding; size 0: of numbers */
 };
 
 /* Ids that count for nothing come behind all others. */
@@ -1860,12 +1974,12 @@ __global__ void mpt__sort_tiles_kernel(const mpt__sort w) {
 		const long long line = tile / w.tiles, begin = tile % w.tiles * MPT__SORT_TILE;
 		const long long from = mpt__locate(w.lines, w.from.stride, line);
 		for (int i = thread; i < MPT__SORT_TILE; i += MPT__THREADS) {
-			word[i] = ~0ull; /* behind all others */
+			word[i] = ~0ull;	/* behind all others */
 			if (begin + i < w.n)
 				word[i] = mpt__sort_word(w, from + (begin + i) * w.from_stride, begin + i);
 		}
 		__syncthreads();
-		for (int size = 2; size <= MPT__SORT_TILE; size *= 2) { /* Batcher's bitonic network */
+		for (int size = 2; size <= MPT__SORT_TILE; size *= 2) {	/* Batcher's bitonic network */
 			for (int step = size / 2; step > 0; step /= 2) {
 				for (int p = thread; p < MPT__SORT_TILE / 2; p += MPT__THREADS) {
 					const int i = 2 * p - p % step, j = i + step;
@@ -1964,14 +2078,14 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
 
 struct mpt__scatter_add {
 	mpt__space lines;
-	mpt__array index, from, to; /* strides over the lines */
+	mpt__array index, from, to;	/* strides over the lines */
 	long long n, size, index_stride, from_stride, to_stride;
-	long long padding; /* an index that adds nothing */
-	int one;           /* all lines share their indices */
+	long long padding;	/* an index that adds nothing */
+	int one;			/* all lines share their indices */
 	int sorts;
-	long long parts;                 /* a power of 2, where nothing is sorted */
-	const unsigned long long *words; /* the line's indices, sorted (mpt__sort_word) */
-	long long word_step;             /* from line to line */
+	long long parts;					/* a power of 2, where nothing is sorted */
+	const unsigned long long *words;	/* the line's indices, sorted (mpt__sort_word) */
+	long long word_step;				/* from line to line */
 	int bits;
 };
 
@@ -2038,7 +2152,7 @@ __device__ void mpt__add_segment(const mpt__scatter_add &w, const unsigned long 
 								 long long p, long long from, long long to) {
 	const unsigned long long index = words[p] >> w.bits, within = (1ull << w.bits) - 1;
 	const long long at = to + (long long)index * w.to_stride;
-	if (w.to.dtype != MPT_F32) { /* each sum is rounded */
+	if (w.to.dtype != MPT_F32) {	/* each sum is rounded */
 		for (; p < w.n && words[p] >> w.bits == index; p++)
 			mpt__scatter_one(w, from, to, (long long)(words[p] & within), (long long)index);
 		return;
@@ -2076,7 +2190,7 @@ __global__ void mpt__add_segments_kernel(const mpt__scatter_add w, int lanes) {
 		const long long to = mpt__locate(w.lines, w.to.stride, line);
 		for (long long p = first; p < w.n; p += (long long)gridDim.x * places) {
 			const unsigned long long index = words[p] >> w.bits;
-			if (index >= (unsigned long long)w.size) break; /* those that count for nothing */
+			if (index >= (unsigned long long)w.size) break;	/* those that count for nothing */
 			if (p == 0 || words[p - 1] >> w.bits != index) mpt__add_segment(w, words, p, from, to);
 		}
 	}
@@ -2209,7 +2323,7 @@ mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
 /* A line of elements is worked on by a group of threads: one, a warp, or a whole block. Which, and
    with it the tree of every sum, follows from the shapes and strides alone. */
 
-#define MPT__LINE 1024 /* elements: longer lines get a block, shorter ones a warp */
+#define MPT__LINE 1024	/* elements: longer lines get a block, shorter ones a warp */
 
 /* The loop of a kernel whose groups take `count` lines. */
 #define MPT__EACH_LINE(line, group, count) \
@@ -2282,12 +2396,12 @@ bool mpt__strides_in_eights(const mpt__array &array, const long long *along, int
 /* What one pass of a reduction does: each output combines `chunks` chunks of the elements that it
    reduces, into `partial` where that is given, else into `out`. */
 struct mpt__reduction {
-	mpt__space kept, reduced; /* the outputs; what each of them reduces */
-	mpt__array in, out;       /* strides over `kept` */
-	long long along[MPT_MAX_RANK]; /* strides of `in` over `reduced` */
+	mpt__space kept, reduced;	/* the outputs; what each of them reduces */
+	mpt__array in, out;			/* strides over `kept` */
+	long long along[MPT_MAX_RANK];	/* strides of `in` over `reduced` */
 	long long chunk, chunks;
-	float *partial; /* by rows [outputs, chunks], by columns [chunks, outputs] */
-	float divisor;  /* of what goes to `out` */
+	float *partial;	/* by rows [outputs, chunks], by columns [chunks, outputs] */
+	float divisor;	/* of what goes to `out` */
 	int function, by_columns;
 };
 
@@ -2355,7 +2469,7 @@ template <int V> __global__ void mpt__reduce_columns_kernel(mpt__reduction r, in
 			mpt__load_some<V>(r.in, base + mpt__locate(r.reduced, r.along, i), x);
 			for (int k = 0; k < V; k++) result[k] = mpt__combine(r.function, result[k], x[k]);
 		}
-		__syncthreads(); /* `part` may still be read for the tile before */
+		__syncthreads();	/* `part` may still be read for the tile before */
 		for (int k = 0; k < V; k++) part[threadIdx.x * V + k] = result[k];
 		__syncthreads();
 		for (int c = (int)threadIdx.x; c < tile_size && first + c < r.kept.count;
@@ -2397,7 +2511,7 @@ void mpt__reduce_plan(const mpt__cuda_call *call, mpt__reduction *r) {
 	if (chunks > (n + least - 1) / least) chunks = (n + least - 1) / least;
 	if (chunks < 1) chunks = 1;
 	r->chunk = ((n + chunks - 1) / chunks + 7) / 8 * 8;
-	r->chunks = n > 0 ? (n + r->chunk - 1) / r->chunk : 1; /* nothing to sum: the identity */
+	r->chunks = n > 0 ? (n + r->chunk - 1) / r->chunk : 1;	/* nothing to sum: the identity */
 	r->function = launch->function;
 	r->divisor = launch->function == MPT__FN_MEAN ? (float)n : 1.0f;
 	r->partial = NULL;
@@ -2604,7 +2718,7 @@ __global__ void mpt__softmax_short_kernel(mpt__lines lines) {
 #pragma unroll
 		for (int j = 0; j < MPT__HELD; j += 8) {
 			const int i = lane * 8 + j * MPT__WARP;
-			for (int k = 0; k < 8; k++) x[j + k] = -INFINITY; /* adds nothing */
+			for (int k = 0; k < 8; k++) x[j + k] = -INFINITY;	/* adds nothing */
 			if (i < lines.n) mpt__load_some<8>(lines.array[0], from + i, x + j);
 			for (int k = 0; k < 8; k++) most = mpt__larger(most, x[j + k]);
 		}
@@ -2774,12 +2888,12 @@ mpt_status mpt__cuda_softmax_backward(const mpt__cuda_call *call) {
 /* What the losses and their backward share. Absent operands have no data. */
 struct mpt__loss {
 	mpt__array x, target, weight, divisor, gradient, log_sum, out;
-	long long rows, classes, ignore, number; /* number: of the launch */
-	long long sample_rows;                   /* of a sample that has more than one, else 0 */
+	long long rows, classes, ignore, number;	/* number: of the launch */
+	long long sample_rows;						/* of a sample that has more than one, else 0 */
 	float smoothing;
-	int reduction; /* mpt_reduction */
+	int reduction;	/* mpt_reduction */
 	int from_logits;
-	float *row_loss, *row_weight; /* [rows] */
+	float *row_loss, *row_weight;	/* [rows] */
 	mpt__scalar *scalars;
 };
 
@@ -2847,7 +2961,7 @@ __device__ void mpt__loss_finish(const mpt__loss &loss) {
 			atomicMin(&first_bad, (unsigned long long)row);
 	}
 	sum = mpt__block_sum(sum);
-	weight = mpt__block_sum(weight); /* and a barrier, after which first_bad stands */
+	weight = mpt__block_sum(weight);	/* and a barrier, after which first_bad stands */
 	if (threadIdx.x != 0) return;
 	const float by = loss.reduction == MPT_MEAN ? weight : 1.0f;
 	if (loss.reduction != MPT_NONE) mpt__put(loss.out, 0, sum / by);
@@ -3031,12 +3145,12 @@ mpt_status mpt__cuda_cross_entropy_backward(const mpt__cuda_call *call) {
 struct mpt__pair {
 	mpt__space space;
 	mpt__array array[6];
-	int function, by, sums; /* by: the operand of the slope, -1: the loss; sums: of all elements */
+	int function, by, sums;	/* by: the operand of the slope, -1: the loss; sums: of all elements */
 	float p, r, divisor;
-	float *partial;                /* sums of the blocks */
-	unsigned long long *first_bad; /* of probabilities, else NULL */
+	float *partial;					/* sums of the blocks */
+	unsigned long long *first_bad;	/* of probabilities, else NULL */
 	mpt__scalar *scalars;
-	long long number; /* of the launch */
+	long long number;	/* of the launch */
 };
 
 #define MPT__PAIR_EXP(x) expf(x)
@@ -3166,14 +3280,14 @@ mpt_status mpt__cuda_metric_add(const mpt__cuda_call *call) {
 
 struct mpt__resize {
 	mpt__array from, to;
-	long long count, channels, from_size[2], to_size[2]; /* count: of elements written */
+	long long count, channels, from_size[2], to_size[2];	/* count: of elements written */
 	float step[2];
-	int way, last; /* threads go along channels */
+	int way, last;	/* threads go along channels */
 };
 
 struct mpt__pixels {
 	long long first, second;
-	float weight; /* of the second */
+	float weight;	/* of the second */
 };
 
 /* Which of `size` elements, at most two, element `at` of the result is made of. */
@@ -3305,11 +3419,11 @@ mpt_status mpt__cuda_interpolate(const mpt__cuda_call *call) {
  * cannot finish goes through an fp32 sum in workspace and a kernel of ours. A product that cuBLASLt
  * refuses is done by a plain kernel of ours. */
 
-#define MPT__TILE 32          /* rows and columns of what a block of the plain kernel computes */
-#define MPT__CANDIDATES 16    /* algorithms of a product that benchmark mode times */
-#define MPT__PRODUCT_CALLS 64 /* for one launch; packing makes them fewer */
-#ifndef MPT__SUM_BYTES        /* a test cuts smaller pieces */
-#define MPT__SUM_BYTES (32 << 20) /* of fp32 sums at a time, which stay in L2 */
+#define MPT__TILE 32			/* rows and columns of what a block of the plain kernel computes */
+#define MPT__CANDIDATES 16		/* algorithms of a product that benchmark mode times */
+#define MPT__PRODUCT_CALLS 64	/* for one launch; packing makes them fewer */
+#ifndef MPT__SUM_BYTES			/* a test cuts smaller pieces */
+#define MPT__SUM_BYTES (32 << 20)	/* of fp32 sums at a time, which stay in L2 */
 #endif
 
 /* ---- Device code ---- */
@@ -3479,9 +3593,9 @@ mpt_status mpt__product_plain(const mpt__cuda_call *call) {
 struct mpt__side {
 	int dtype;
 	long long size[2], stride[2];
-	long long batch[MPT_MAX_RANK]; /* strides of the batch dimensions of the launch */
-	int contiguous;                /* which of the two has stride 1 */
-	long long at;                  /* where in the workspace it is packed; -1: it is not */
+	long long batch[MPT_MAX_RANK];	/* strides of the batch dimensions of the launch */
+	int contiguous;					/* which of the two has stride 1 */
+	long long at;					/* where in the workspace it is packed; -1: it is not */
 };
 
 enum { MPT__SIDE_A, MPT__SIDE_B, MPT__SIDE_OUT, MPT__SIDES };
@@ -3489,13 +3603,13 @@ enum { MPT__SIDE_A, MPT__SIDE_B, MPT__SIDE_OUT, MPT__SIDES };
 /* `side` is in the order of the launch's operands 0, 1 and 3. */
 struct mpt__product {
 	mpt__side side[MPT__SIDES];
-	mpt__space loop;              /* batches that could not be merged: a call for each */
-	mpt__array along[MPT__SIDES]; /* their strides */
-	long long batch, batch_stride[MPT__SIDES]; /* of a call */
-	bool finish;         /* cuBLASLt leaves sums that finish_kernel makes the output from */
-	bool bias;           /* in the epilogue */
-	long long bias_at;   /* as mpt__side.at */
-	long long workspace; /* bytes */
+	mpt__space loop;				/* batches that could not be merged: a call for each */
+	mpt__array along[MPT__SIDES];	/* their strides */
+	long long batch, batch_stride[MPT__SIDES];	/* of a call */
+	bool finish;			/* cuBLASLt leaves sums that finish_kernel makes the output from */
+	bool bias;				/* in the epilogue */
+	long long bias_at;		/* as mpt__side.at */
+	long long workspace;	/* bytes */
 };
 
 /* An operand with `inner` as its second dimension. */
@@ -3708,26 +3822,26 @@ const char *const mpt__plan_names[] = {
 
 struct mpt__plan {
 	long long field[MPT__PLAN_FIELD_COUNT];
-	cublasLtMatmulDesc_t operation; /* NULL: only read from a file so far */
+	cublasLtMatmulDesc_t operation;	/* NULL: only read from a file so far */
 	cublasLtMatrixLayout_t layout[MPT__SIDES];
 	cublasLtMatmulAlgo_t algorithm;
-	bool taken;                               /* an entry of the table */
-	bool usable;                              /* cuBLASLt has an algorithm */
-	bool pinned;                              /* chosen by time, now or when the file was written */
-	long long nanoseconds, nanoseconds_first; /* of the choice, and of the first candidate */
+	bool taken;									/* an entry of the table */
+	bool usable;								/* cuBLASLt has an algorithm */
+	bool pinned;								/* chosen by time, now or when the file was written */
+	long long nanoseconds, nanoseconds_first;	/* of the choice, and of the first candidate */
 };
 
 struct mpt__cuda_products {
 	mpt__cuda *cuda;
 	cublasLtHandle_t handle;
 	cublasLtMatmulPreference_t preference;
-	void *workspace; /* of cuBLASLt */
+	void *workspace;	/* of cuBLASLt */
 	size_t workspace_bytes;
-	bool tf32; /* fp32 products may round their operands to TF32 */
+	bool tf32;	/* fp32 products may round their operands to TF32 */
 	cudaEvent_t begin, end;
-	mpt__plan *plans; /* a hash table, at most half full */
+	mpt__plan *plans;	/* a hash table, at most half full */
 	long long capacity, count;
-	unsigned int said; /* a bit for each dtype of which a refusal was logged */
+	unsigned int said;	/* a bit for each dtype of which a refusal was logged */
 };
 
 /* A call of a plan. */
@@ -3885,7 +3999,7 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
 	float best = INFINITY;
 	plan->pinned = true;
 	if (cudaMalloc(&trial.out, bytes) != cudaSuccess) {
-		cudaGetLastError(); /* which is not sticky */
+		cudaGetLastError();	/* which is not sticky */
 		return;
 	}
 	cudaMemsetAsync(trial.out, 0, bytes, products->cuda->stream);
@@ -3898,7 +4012,7 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
 		plan->algorithm = found[i].algo;
 	}
 	mpt__cuda_note(products->cuda, cudaFree(trial.out), "giving memory of a trial back");
-	cudaGetLastError(); /* what a candidate failed with is not the launch's */
+	cudaGetLastError();	/* what a candidate failed with is not the launch's */
 	plan->nanoseconds = (long long)fminf(best, 1e15f);
 }
 
@@ -3955,7 +4069,7 @@ cublasStatus_t mpt__plan_ready(mpt__cuda_products *products, mpt__plan *plan,
 	if (!plan->usable || plan->pinned) return status;
 	if (made && (!timed || products->cuda->capturing)) return status;
 	status = mpt__plan_choose(products, plan, timed && !products->cuda->capturing, call);
-	if (made) return CUBLAS_STATUS_SUCCESS; /* it keeps what it had */
+	if (made) return CUBLAS_STATUS_SUCCESS;	/* it keeps what it had */
 	plan->usable = status == CUBLAS_STATUS_SUCCESS;
 	return status;
 }
@@ -4025,7 +4139,7 @@ mpt__walk mpt__pack_side(const mpt__cuda_call *call, const mpt__side *side, int 
 	long long stride[MPT_MAX_RANK];
 	int rank = 0;
 	for (int d = 0; d < out.rank - 2; d++) {
-		if (from.batch[d] == 0) continue; /* broadcast: once */
+		if (from.batch[d] == 0) continue;	/* broadcast: once */
 		shape[rank] = out.shape[d], stride[rank] = from.batch[d];
 		rank++;
 	}
@@ -4416,8 +4530,8 @@ struct mpt__segments {
 
 /* The chunk that a block has under way. */
 struct mpt__chunk {
-	long long segment, before; /* chunks of earlier segments */
-	long long first, count;    /* elements */
+	long long segment, before;	/* chunks of earlier segments */
+	long long first, count;		/* elements */
 };
 
 /* Operand `position` of a launch over the elements of operand 0. Large chunks make fewer partial
@@ -4501,12 +4615,12 @@ struct mpt__norm_part {
 struct mpt__gradients {
 	float *data;
 	int aligned;
-	int norm; /* mpt__norm */
+	int norm;	/* mpt__norm */
 	float limit;
 	mpt__segments segments;
 	mpt__slots slot;
 	mpt__scalar *scalars;
-	mpt__norm_part *part; /* [segments.most] */
+	mpt__norm_part *part;	/* [segments.most] */
 	unsigned int *ticket;
 };
 
@@ -4537,7 +4651,7 @@ __device__ __forceinline__ void mpt__add_squares(const mpt__gradients &g, float 
 	float x[N];
 	mpt__read<N>(g.data, MPT_F32, at, x);
 	for (int i = 0; i < N; i++) {
-		const float product = x[i] * multiplier; /* infinity times 0 is NaN */
+		const float product = x[i] * multiplier;	/* infinity times 0 is NaN */
 		if (!mpt__is_finite(product)) part.nonfinite = 1;
 		if (g.slot.at[2] == 0) continue;
 		if (NORM == MPT__NORM_2)
@@ -4650,22 +4764,22 @@ mpt_status mpt__cuda_grad_scale(const mpt__cuda_call *call) {
 /* ---- Updates ---- */
 
 struct mpt__update {
-	void *param; /* of `dtype`; with a master only written */
+	void *param;	/* of `dtype`; with a master only written */
 	int dtype;
-	float *master, *first, *second, *third; /* NULL: absent */
-	const int *books; /* not NULL: moments are bytes */
+	float *master, *first, *second, *third;	/* NULL: absent */
+	const int *books;	/* not NULL: moments are bytes */
 	const float *gradient;
 	int aligned, maximize;
 	mpt__law law;
-	int stochastic; /* rounding of param, by this key */
+	int stochastic;	/* rounding of param, by this key */
 	mpt__key key;
-	long long before; /* words before that of the first element */
+	long long before;	/* words before that of the first element */
 	mpt__segments segments;
 	long long *steps;
-	const double *rates; /* NULL: the rate is in slot[0] */
+	const double *rates;	/* NULL: the rate is in slot[0] */
 	long long rate_count;
-	int cycles; /* a second row of rates has momentum or beta1 */
-	long long commit; /* 0, 1: the segments' step counts, 2: and the applied steps */
+	int cycles;	/* a second row of rates has momentum or beta1 */
+	long long commit;	/* 0, 1: the segments' step counts, 2: and the applied steps */
 	mpt__slots slot;
 	mpt__scalar *scalars;
 	unsigned int *ticket;
@@ -4683,6 +4797,9 @@ typedef struct MPT__V(rates) {
 	v_f lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
 	bool fresh;
 } v_rates;
+
+#define MPT__WEIGHT_TAKES \
+	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c
 
 /* The decay comes off the weight, or to the gradient, which is the result. */
 MPT__OP v_f v_decayed(const mpt__law *law, const v_rates *r, v_f *p, v_f g) {
@@ -4702,7 +4819,7 @@ MPT__OP v_f v_follow_squares(v_f keep, v_f mean, v_f add, v_f x) {
 
 /* m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
-MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_sgd(MPT__WEIGHT_TAKES) {
 	g = v_decayed(law, r, &p, g);
 	(void)b, (void)c;
 	if (law->moment[0]) {
@@ -4714,7 +4831,7 @@ MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v
 
 /* PyTorch's fused form: p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but with 1 / sqrt(c2) as a
    factor: divisions and roots are what an update waits for. */
-MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_adam(MPT__WEIGHT_TAKES) {
 	g = v_decayed(law, r, &p, g);
 	(void)c;
 	*a = v_follow(r->keep1, *a, r->add1, g);
@@ -4725,8 +4842,7 @@ MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, 
 
 /* The functions of MOMENTS, whose decay is done already. Adam with the largest v so far, not
    corrected for bias, in place of v. */
-MPT__OP v_f MPT__V(amsgrad)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(amsgrad)(MPT__WEIGHT_TAKES) {
 	(void)law;
 	*a = v_follow(r->keep1, *a, r->add1, g);
 	*b = v_follow_squares(r->keep2, *b, r->add2, g);
@@ -4737,8 +4853,7 @@ MPT__OP v_f MPT__V(amsgrad)(
 
 /* v and, centred, the mean c follow; p -= lr b with b = momentum b + g / (sqrt(v - c^2) + eps).
    Rounding may leave v - c^2 below 0, which counts as 0. */
-MPT__OP v_f MPT__V(rmsprop)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(rmsprop)(MPT__WEIGHT_TAKES) {
 	v_f square = *a = v_follow_squares(r->keep2, *a, r->add2, g);
 	if (law->moment[2]) {
 		*c = v_follow(r->keep2, *c, r->add2, g);
@@ -4751,16 +4866,14 @@ MPT__OP v_f MPT__V(rmsprop)(
 }
 
 /* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-MPT__OP v_f MPT__V(adagrad)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(adagrad)(MPT__WEIGHT_TAKES) {
 	(void)law, (void)b, (void)c;
 	*a = v_add(*a, v_mul(g, g));
 	return v_sub(p, v_div(v_mul(r->lr, g), v_add(v_sqrt(*a), r->eps)));
 }
 
 /* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-MPT__OP v_f MPT__V(adadelta)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(adadelta)(MPT__WEIGHT_TAKES) {
 	(void)law, (void)c;
 	*a = v_follow_squares(r->keep1, *a, r->add1, g);
 	g = v_mul(g, v_div(v_sqrt(v_add(*b, r->eps)), v_sqrt(v_add(*a, r->eps))));
@@ -4769,8 +4882,7 @@ MPT__OP v_f MPT__V(adadelta)(
 }
 
 /* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. */
-MPT__OP v_f MPT__V(lion)(
-	const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f MPT__V(lion)(MPT__WEIGHT_TAKES) {
 	v_f way = v_follow(r->keep1, *a, r->add1, g);
 	(void)law, (void)b, (void)c;
 	way = v_select(v_greater(way, v_zero()), v_set(1), way);
@@ -4780,7 +4892,7 @@ MPT__OP v_f MPT__V(lion)(
 }
 
 /* Any of them. */
-MPT__OP v_f v_updated(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+MPT__OP v_f v_updated(MPT__WEIGHT_TAKES) {
 	switch (law->function) {
 	case MPT__FN_NONE:
 		return law->corrects ? v_adam(law, r, p, g, a, b, c) : v_sgd(law, r, p, g, a, b, c);
@@ -4800,7 +4912,7 @@ MPT__OP v_f v_updated(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *
 /* What depends on the step count of a segment. */
 struct mpt__segment_pace {
 	v_rates rates;
-	unsigned long long sequence; /* of random words */
+	unsigned long long sequence;	/* of random words */
 };
 
 __device__ mpt__segment_pace mpt__segment_pace_of(const mpt__update &u, long long segment) {
@@ -4896,8 +5008,8 @@ __device__ __forceinline__ void mpt__write_some(void *data, int dtype, long long
 /* A segment's moment k of elements [at, at + count), up to eight for each thread of the warp that
    has a block of codes; and back. */
 struct mpt__coded {
-	unsigned char *bytes; /* of the segment; NULL: there is no such moment */
-	float *peaks;         /* NULL: its bytes are floats */
+	unsigned char *bytes;	/* of the segment; NULL: there is no such moment */
+	float *peaks;			/* NULL: its bytes are floats */
 	const int *book;
 	int plain;
 };
@@ -5037,7 +5149,7 @@ __device__ __forceinline__ void mpt__update_chunks(const mpt__update &u) {
 	for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
 		if (chunk.segment != segment) {
 			segment = chunk.segment;
-			__syncthreads(); /* all have read that of an earlier segment */
+			__syncthreads();	/* all have read that of an earlier segment */
 			if (threadIdx.x == 0) shared = mpt__segment_pace_of(u, segment);
 			__syncthreads();
 			pace = shared;
@@ -5121,13 +5233,13 @@ mpt_status mpt__cuda_moments(const mpt__cuda_call *call) { return mpt__run_updat
 
 struct mpt__average {
 	float *average;
-	const void *value; /* of `dtype` */
+	const void *value;	/* of `dtype` */
 	int dtype;
 	long long count, eights;
 	double decay;
 	long long form;
 	int commits;
-	mpt__slots slot; /* applied steps, those seen, updates */
+	mpt__slots slot;	/* applied steps, those seen, updates */
 	mpt__scalar *scalars;
 	unsigned int *ticket;
 };
@@ -5182,7 +5294,7 @@ mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
 /* What CLIP does beside clipping. */
 struct mpt__clip_note {
 	mpt__scalar *scalars;
-	int found_slot, applied_slot; /* 0: none */
+	int found_slot, applied_slot;	/* 0: none */
 	long long raises, number;
 };
 
@@ -5280,16 +5392,16 @@ mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
 
 #define MPT__CONV_TILE 64
 #define MPT__CONV_DEPTH 16
-#define MPT__CONV_SLICE 2048 /* pixels of a slice, at least */
-#define MPT__CONV_SLICES 64  /* at most */
+#define MPT__CONV_SLICE 2048	/* pixels of a slice, at least */
+#define MPT__CONV_SLICES 64		/* at most */
 
 struct mpt__conv_args {
-	mpt__array x, w, y, bias, more; /* more: what is added, lying as the output does */
-	int kernel, compute_dtype, slices, relu, bias_dtype; /* bias_dtype: what it is rounded to */
+	mpt__array x, w, y, bias, more;	/* more: what is added, lying as the output does */
+	int kernel, compute_dtype, slices, relu, bias_dtype;	/* bias_dtype: what it is rounded to */
 	int size[2], out_size[2], taps[2], stride[2], padding[2], dilation[2];
-	long long images, groups, in, out; /* channels of a group */
-	long long m, n, k, depth;          /* of a group's product; K of a slice */
-	float *partial;                    /* [slices, groups, m, n]; NULL: one slice */
+	long long images, groups, in, out;	/* channels of a group */
+	long long m, n, k, depth;			/* of a group's product; K of a slice */
+	float *partial;						/* [slices, groups, m, n]; NULL: one slice */
 };
 
 /* A pixel of a grid: its image, and where its first tap lies (of input gradients before the
@@ -5374,7 +5486,7 @@ template <bool WEIGHTS>
 __global__ void mpt__conv_kernel(const __grid_constant__ mpt__conv_args p) {
 	enum { TILE = MPT__CONV_TILE, DEPTH = MPT__CONV_DEPTH };
 	__shared__ float a[DEPTH][TILE + 1], b[DEPTH][TILE + 1];
-	__shared__ mpt__conv_spot spot[TILE]; /* of the rows, or of the K under way */
+	__shared__ mpt__conv_spot spot[TILE];	/* of the rows, or of the K under way */
 	const int x = threadIdx.x % 16, y = threadIdx.x / 16;
 	const long long across = (p.n + TILE - 1) / TILE, down = (p.m + TILE - 1) / TILE;
 	const long long tiles = across * down, all = tiles * p.groups * p.slices;
@@ -5394,7 +5506,7 @@ __global__ void mpt__conv_kernel(const __grid_constant__ mpt__conv_args p) {
 				__syncthreads();
 			}
 			for (int e = threadIdx.x; e < TILE * DEPTH; e += MPT__THREADS) {
-				const int wide = e % TILE, deep = e / TILE; /* neighbours along a tile's width */
+				const int wide = e % TILE, deep = e / TILE;	/* neighbours along a tile's width */
 				const int row = WEIGHTS ? wide : e / DEPTH, step = WEIGHTS ? deep : e % DEPTH;
 				float left = 0, right = 0;
 				if (i0 + row < p.m && k0 + step < end)
@@ -5402,7 +5514,7 @@ __global__ void mpt__conv_kernel(const __grid_constant__ mpt__conv_args p) {
 																i0 + row)
 								   : mpt__conv_element(p, spot[row], group, k0 + step);
 				a[step][row] = left;
-				const bool along = !WEIGHTS && p.kernel == MPT__K_CONV; /* neighbours along K */
+				const bool along = !WEIGHTS && p.kernel == MPT__K_CONV;	/* neighbours along K */
 				const int column = along ? e / DEPTH : wide, at = along ? e % DEPTH : deep;
 				if (j0 + column < p.n && k0 + at < end)
 					right = WEIGHTS ? mpt__conv_element(p, spot[at], group, j0 + column)
@@ -5572,14 +5684,14 @@ enum { MPT__N, MPT__G, MPT__C, MPT__S };
    lines along C, with a weight for each element, or along S, with one for all. Batches: sums of
    each channel by chunks, then their ends, then the elements. */
 struct mpt__norm_call {
-	mpt__array x, residual, y, sum, dy, extra, dx, rest; /* strides of the four dimensions */
+	mpt__array x, residual, y, sum, dy, extra, dx, rest;	/* strides of the four dimensions */
 	mpt__array weight, bias, mean, variance, dweight, dbias;
 	float *rstd;
 	long long size[4], count, lines, length, channels;
 	int line, step, along_c, of_channels, given, relu;
 	float eps;
-	long long of, chunk, chunks; /* sums of channels: elements of each, those of a chunk, chunks */
-	float *partial, *column; /* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
+	long long of, chunk, chunks;	/* sums of channels: elements of each, those of a chunk, chunks */
+	float *partial, *column;	/* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
 };
 
 /* y or dx of an element is dy a + (x - mean) rstd b + c of its channel's numbers; of y rstd, which
@@ -5593,8 +5705,8 @@ enum {
 	MPT__COLUMNS
 };
 
-#define MPT__CHANNELS 32 /* side by side in a block */
-#define MPT__NORM_BLOCKS 264 /* most that keep sums of columns for their rows: two for each of many
+#define MPT__CHANNELS 32	/* side by side in a block */
+#define MPT__NORM_BLOCKS 264	/* most that keep sums of columns for their rows: two for each of many
 								multiprocessors; results depend on it */
 
 /* a / b and, in *rest, what is left: divisions of 64 bits take as long as the memory does. */
@@ -5681,7 +5793,7 @@ __device__ double mpt__norm_wide(const mpt__norm_call &w, long long n, long long
 	const mpt__array &from = w.residual.data != NULL ? w.sum : w.x;
 	double middle = 0.0, total = 0.0;
 	if (GROUP > MPT__WARP) {
-		__syncthreads(); /* others have stored sums with the residual */
+		__syncthreads();	/* others have stored sums with the residual */
 	} else {
 		__syncwarp();
 	}
@@ -5896,7 +6008,7 @@ __device__ __forceinline__ mpt__moments mpt__moments_join(mpt__moments p, const 
 	if (slopes) {
 		p.a += q.a;
 		p.b += q.b;
-	} else if (q.n > 0.0f) { /* Chan, Golub, LeVeque 1979 */
+	} else if (q.n > 0.0f) {	/* Chan, Golub, LeVeque 1979 */
 		p.a += d * (q.n / n);
 		p.b += q.b + d * d * (p.n * q.n / n);
 	}
@@ -5928,7 +6040,7 @@ __device__ __forceinline__ void mpt__channel_add(const mpt__norm_call &w, long l
 		sum->sum.a += dy;
 		sum->sum.b += dy * ((x - mpt__norm_mean(w, statistic)) * w.rstd[statistic]);
 	} else {
-		if (sum->sum.n == 0.0f) sum->pivot = x; /* squares of small differences lose little */
+		if (sum->sum.n == 0.0f) sum->pivot = x;	/* squares of small differences lose little */
 		sum->sum.a += x - sum->pivot;
 		sum->sum.b += (x - sum->pivot) * (x - sum->pivot);
 	}
@@ -6038,7 +6150,7 @@ __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
 			const mpt__moments all = mpt__channel_wide(w, tile * MPT__CHANNELS + k, &variance);
 			if ((int)threadIdx.x == k) m = all, wide = variance;
 		}
-		__syncthreads(); /* `lost` is read */
+		__syncthreads();	/* `lost` is read */
 		if (!there || threadIdx.x >= MPT__CHANNELS) continue;
 		const float weight =
 			w.weight.data != NULL ? mpt__load(w.weight.data, w.weight.dtype, channel) : 1.0f;
@@ -6156,7 +6268,7 @@ mpt__norm_call mpt__norm_shape_of(const mpt__launch *launch) {
 		w.count <= MPT__LINE && w.count % 8 == 0) {
 		const long long blocks = (w.of + MPT__THREADS / MPT__WARP - 1) / (MPT__THREADS / MPT__WARP);
 		w.chunks = blocks < MPT__NORM_BLOCKS ? blocks : MPT__NORM_BLOCKS;
-		w.chunk = 0; /* by rows held in registers, if their memory allows it */
+		w.chunk = 0;	/* by rows held in registers, if their memory allows it */
 	}
 	/* Some thousand blocks fill any card; a chunk is worth one. */
 	const long long tiles = w.along_c ? (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS
@@ -6296,7 +6408,7 @@ mpt_status mpt__cuda_norm_backward(const mpt__cuda_call *call) {
 }
 
 struct mpt__running_call {
-	const float *mean, *variance, *old; /* the first two may be absent */
+	const float *mean, *variance, *old;	/* the first two may be absent */
 	const long long *count;
 	float *to;
 	long long *counts;
@@ -6324,7 +6436,7 @@ __global__ void mpt__running_stats_kernel(const mpt__running_call w) {
 	const long long updates = w.count[0], refused = w.count[1];
 	for (long long i = threadIdx.x; i < 2 * w.channels; i += blockDim.x)
 		w.to[i] = w.mean != NULL && !bad ? mpt__running_value(w, i, momentum) : w.old[i];
-	__syncthreads(); /* all have read the counts, which may be those that change */
+	__syncthreads();	/* all have read the counts, which may be those that change */
 	if (threadIdx.x != 0) return;
 	w.counts[0] = updates + (w.mean != NULL && !bad);
 	w.counts[1] = refused + (w.mean != NULL && bad);
@@ -6350,11 +6462,11 @@ mpt_status mpt__cuda_running_stats(const mpt__cuda_call *call) {
 /* ---- Pooling ---- */
 
 struct mpt__pooling {
-	mpt__array large, small_one; /* x or dx, y or dy: strides of N, C, H, W */
-	void *index; /* i32 where `wide`, else u8 */
+	mpt__array large, small_one;	/* x or dx, y or dy: strides of N, C, H, W */
+	void *index;	/* i32 where `wide`, else u8 */
 	long long index_stride[4];
 	long long n, c, in[2], out[2], window[2], step[2], padding[2];
-	int most, adaptive, padding_counts, positive, wide, inside; /* inside: channels lie innermost */
+	int most, adaptive, padding_counts, positive, wide, inside;	/* inside: channels lie innermost */
 };
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
@@ -6567,12 +6679,16 @@ mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
  * goes over the other side. A tile holds a row for each element of the other side. */
 
 struct mpt__attention {
-	mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
-	long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
+	mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv;	/* lse: written by forward */
+	long long heads, group, queries, keys, blocks, items;	/* group: query heads of a key head */
 	long long window, past;
-	int depth, width, n;                                  /* n: of each side in a tile */
+	int depth, width, n;	/* n: of each side in a tile */
+	int rows;				/* of its own side in a block's work */
+	unsigned int *leaks;	/* for each block (attention_matrix.cu); NULL: nothing is hidden */
 	int compute, causal, drops;
-	float scale;
+	int eights[4];		/* whether rows of q, k, v and dout come in pieces of eight */
+	int store_eights[3];	/* those of out or dq, of dk and of dv */
+	float scale, steep;	/* steep: the same for powers of two */
 	mpt__dropout dropout;
 };
 
@@ -6586,12 +6702,18 @@ __device__ __forceinline__ mpt__attention_item mpt__attention_at(const mpt__atte
 																 long long item, bool by_keys) {
 	const long long heads = by_keys ? w.heads / w.group : w.heads;
 	mpt__attention_item t;
-	t.first = item % w.blocks * w.n;
+	t.first = item % w.blocks * w.rows;
 	t.head = item / w.blocks % heads;
 	t.batch = item / w.blocks / heads;
 	const long long left = (by_keys ? w.keys : w.queries) - t.first;
-	t.n = (int)(left < w.n ? left : w.n);
+	t.n = (int)(left < w.rows ? left : w.rows);
 	return t;
+}
+
+/* Shared memory of a block, as much as its launch says. */
+__device__ __forceinline__ float *mpt__attention_shared() {
+	extern __shared__ __align__(16) float mpt__attention_room[];
+	return mpt__attention_room;
 }
 
 __device__ __forceinline__ long long mpt__attention_row(const mpt__array &array, long long b,
@@ -6618,11 +6740,14 @@ __device__ void mpt__attention_load(const mpt__array &array, int compute, long l
 	}
 }
 
+/* Those of `rows`: a bit for each. */
 __device__ void mpt__attention_store(const mpt__array &array, const mpt__attention_item &t,
-									 int columns, float factor, const float *from) {
+									 int columns, float factor, const float *from,
+									 unsigned int rows) {
 	const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
 	for (int i = (int)threadIdx.x; i < t.n * columns; i += (int)blockDim.x) {
 		const int r = i / columns, c = i % columns;
+		if (!(rows >> r & 1)) continue;
 		mpt__put(array, to + r * array.stride[2] + c * array.stride[3],
 				 from[r * (columns + 1) + c] * factor);
 	}
@@ -6659,7 +6784,7 @@ __device__ __forceinline__ float mpt__attention_kept(const mpt__attention &w,
 	const long long at = ((b * w.heads + h) * w.queries + query) * ((w.keys + 3) / 4 * 4) + key;
 	unsigned int word[4];
 	mpt__philox(w.dropout.key.seed, sequence, at / 4, word);
-	if (at % 4 > 1) word[0] = word[2], word[1] = word[3]; /* an index would be a stack */
+	if (at % 4 > 1) word[0] = word[2], word[1] = word[3];	/* an index would be a stack */
 	return mpt__kept(w.dropout, at % 2 ? word[1] : word[0], 1.0f);
 }
 
@@ -6706,6 +6831,15 @@ __device__ bool mpt__attention_leaks(const mpt__attention &w, const float *sum, 
 	return __syncthreads_or(bad) != 0;
 }
 
+/* Which rows are not finite, up to 32: a bit for each. */
+__device__ unsigned int mpt__attention_broken(const float *sum, int n, int columns) {
+	const int r = (int)threadIdx.x % MPT__WARP;
+	int bad = 0;
+	for (int c = 0; r < n && c < columns; c++)
+		bad |= !(fabsf(sum[r * (columns + 1) + c]) < INFINITY);
+	return __ballot_sync(MPT__ALL, bad);
+}
+
 __device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
 	for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) x[i] = 0.0f;
 }
@@ -6745,67 +6879,75 @@ __device__ void mpt__attention_softmax(const mpt__attention &w, float *tile, int
 	}
 }
 
-__global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
-	extern __shared__ float mpt__attention_room[];
+/* Writes the rows of `out` and `lse` of a piece of work, or SOME: those that are not finite by what
+   they see. Returns which, a bit for each. */
+__device__ unsigned int mpt__attention_item_out(const mpt__attention &w,
+												const mpt__attention_item &t,
+												unsigned long long sequence, bool some) {
 	const int wide = w.depth + 1, out = w.width + 1;
-	float *q = mpt__attention_room, *k = q + w.n * wide, *v = k + w.n * wide, *sum = v + w.n * out;
-	float *tile = sum + w.n * out, *most = tile + w.n * w.n, *total = most + w.n;
-	float *shrink = total + w.n;
-	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-		const mpt__attention_item t = mpt__attention_at(w, item, false);
-		const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-		bool careful = false;
-		mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-	again:
-		mpt__attention_clear(sum, w.n * out);
-		mpt__attention_clear(total, w.n);
-		for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
-		for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
-			const int m = (int)(seen - key < w.n ? seen - key : w.n);
-			const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-			mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-			mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
-			__syncthreads();
-			for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-				const int c = i / t.n, r = i % t.n;
-				const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-				tile[c * w.n + r] =
-					mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
-			}
-			__syncthreads();
-			mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
-			__syncthreads();
-			for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
-				sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
-			for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
-				const int c = i / t.n, r = i % t.n;
-				tile[c * w.n + r] *=
-					mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
-			}
-			__syncthreads();
-			mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
-			__syncthreads();
+	float *q = mpt__attention_shared(), *k = q + w.n * wide, *v = k + w.n * wide;
+	float *sum = v + w.n * out, *tile = sum + w.n * out, *most = tile + w.n * w.n;
+	float *total = most + w.n, *shrink = total + w.n;
+	const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+	bool careful = some;
+	mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+again:
+	mpt__attention_clear(sum, w.n * out);
+	mpt__attention_clear(total, w.n);
+	for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
+	for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
+		const int m = (int)(seen - key < w.n ? seen - key : w.n);
+		const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+		mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+		mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+		__syncthreads();
+		for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+			const int c = i / t.n, r = i % t.n;
+			const float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+			tile[c * w.n + r] =
+				mpt__attention_score(w, score, t.batch, t.head, t.first + r, key + c);
 		}
 		__syncthreads();
-		if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
-			careful = true;
-			goto again;
+		mpt__attention_softmax(w, tile, m, t.n, most, total, shrink);
+		__syncthreads();
+		for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x)
+			sum[i / w.width * out + i % w.width] *= shrink[i / w.width];
+		for (int i = (int)threadIdx.x; w.drops && i < m * t.n; i += (int)blockDim.x) {
+			const int c = i / t.n, r = i % t.n;
+			tile[c * w.n + r] *=
+				mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
 		}
-		for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
-			const int r = i / w.width, c = i % w.width;
-			const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
-			mpt__put(w.out,
-					 mpt__attention_row(w.out, t.batch, t.head, t.first + r) + c * w.out.stride[3],
-					 x);
-		}
-		for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
-			const float base = isinf(most[r]) ? 0.0f : most[r];
-			mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
-					 total[r] == 0.0f ? INFINITY : base + logf(total[r]));
-		}
+		__syncthreads();
+		mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
 		__syncthreads();
 	}
+	__syncthreads();
+	if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
+		careful = true;
+		goto again;
+	}
+	const unsigned int rows = some ? mpt__attention_broken(sum, t.n, w.width) : ~0u;
+	for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
+		const int r = i / w.width, c = i % w.width;
+		if (!(rows >> r & 1)) continue;
+		const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
+		mpt__put(w.out, mpt__attention_row(w.out, t.batch, t.head, t.first + r) +
+							c * w.out.stride[3], x);
+	}
+	for (int r = (int)threadIdx.x; w.lse.data != NULL && r < t.n; r += (int)blockDim.x) {
+		const float base = isinf(most[r]) ? 0.0f : most[r];
+		if (!(rows >> r & 1)) continue;
+		mpt__put(w.lse, mpt__attention_row(w.lse, t.batch, t.head, t.first + r),
+				 total[r] == 0.0f ? INFINITY : base + logf(total[r]));
+	}
+	__syncthreads();
+	return rows;
+}
+
+__global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const mpt__attention w) {
+	const unsigned long long sequence = mpt__attention_sequence(w);
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+		mpt__attention_item_out(w, mpt__attention_at(w, item, false), sequence, false);
 }
 
 __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, long long b,
@@ -6813,121 +6955,137 @@ __device__ __forceinline__ float mpt__attention_number(const mpt__array &array, 
 	return mpt__load(array.data, array.dtype, mpt__attention_row(array, b, h, row));
 }
 
-/* Also the sums of dout out, which the other pass reads. */
-__global__ void __launch_bounds__(MPT__THREADS, 2)
-	mpt__attention_dq_kernel(const mpt__attention w) {
-	extern __shared__ float mpt__attention_room[];
+/* Writes the rows of `dq`, or SOME, as above, and of `delta`: sums of dout out, which the other
+   pass reads. `half`: what dout is rounded to for products, or 0. */
+__device__ unsigned int mpt__attention_item_dq(const mpt__attention &w,
+											   const mpt__attention_item &t,
+											   unsigned long long sequence, int half, bool some) {
 	const int wide = w.depth + 1, out = w.width + 1;
-	float *q = mpt__attention_room, *dout = q + w.n * wide, *k = dout + w.n * out;
+	float *q = mpt__attention_shared(), *dout = q + w.n * wide, *k = dout + w.n * out;
 	float *v = k + w.n * wide, *sum = v + w.n * out, *slope = sum + w.n * wide;
 	float *lse = slope + w.n * w.n, *delta = lse + w.n;
-	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-		const mpt__attention_item t = mpt__attention_at(w, item, false);
-		const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
-		mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
-		mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-		mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+	bool careful = some;
+	const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+	mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
+	mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+	mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+	__syncthreads();
+	for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
+		delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
+		lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
+		mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+		for (int c = 0; half != 0 && c < w.width; c++)
+			dout[r * out + c] = mpt__computed(dout[r * out + c], half);
+	}
+again:
+	mpt__attention_clear(sum, w.n * wide);
+	__syncthreads();
+	const long long first = mpt__attention_first_key(w, t);
+	for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
+		const int m = (int)(seen - key < w.n ? seen - key : w.n);
+		const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
+		mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
+		mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
 		__syncthreads();
-		for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
-			delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
-			lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
-			mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
+		for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
+			const int c = i / t.n, r = i % t.n;
+			const long long query = t.first + r;
+			float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
+			score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
+			float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
+			if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
+			slope[c * w.n + r] =
+				score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
 		}
-		bool careful = false;
-	again:
-		mpt__attention_clear(sum, w.n * wide);
 		__syncthreads();
-		const long long first = mpt__attention_first_key(w, t);
-		for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
-			const int m = (int)(seen - key < w.n ? seen - key : w.n);
-			const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
-			mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
-			mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
+		mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
+		__syncthreads();
+	}
+	if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
+		careful = true;
+		goto again;
+	}
+	const unsigned int rows = some ? mpt__attention_broken(sum, t.n, w.depth) : ~0u;
+	if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum, rows);
+	__syncthreads();
+	return rows;
+}
+
+__global__ void __launch_bounds__(MPT__THREADS, 2)
+	mpt__attention_dq_kernel(const mpt__attention w) {
+	const unsigned long long sequence = mpt__attention_sequence(w);
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+		mpt__attention_item_dq(w, mpt__attention_at(w, item, false), sequence, 0, false);
+}
+
+/* Writes the rows of `dk` and `dv`, or SOME. */
+__device__ unsigned int mpt__attention_item_dkv(const mpt__attention &w,
+												const mpt__attention_item &t,
+												unsigned long long sequence, int half, bool some) {
+	const int wide = w.depth + 1, out = w.width + 1;
+	float *k = mpt__attention_shared(), *v = k + w.n * wide, *q = v + w.n * out;
+	float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
+	float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
+	const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
+	const long long last = t.first + t.n - 1 + w.window - w.past;
+	const long long end = w.causal && last < w.queries ? last : w.queries;
+	bool careful = some;
+	mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
+	mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+again:
+	mpt__attention_clear(dk, w.n * (wide + out));
+	for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
+		for (long long query = begin; query < end; query += w.n) {
+			const int m = (int)(end - query < w.n ? end - query : w.n);
+			const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
+			mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
+			mpt__attention_load(w.dout, half, t.batch, h, query, m, w.width, 1.0f, dout);
 			__syncthreads();
 			for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
 				const int c = i / t.n, r = i % t.n;
-				const long long query = t.first + r;
-				float score = mpt__attention_dot(q + r * wide, k + c * wide, w.depth);
-				score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
-				float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
-				if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
-				slope[c * w.n + r] =
-					score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
+				const long long at = query + c;
+				float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
+				score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
+				float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
+				if (w.drops)
+					kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
+				const float p =
+					score == -INFINITY
+						? 0.0f
+						: expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+				const float delta = mpt__attention_number(w.delta, t.batch, h, at);
+				weight[c * w.n + r] = p * kept;
+				slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
 			}
 			__syncthreads();
-			mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
+			mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
+			mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
 			__syncthreads();
 		}
-		if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
-			careful = true;
-			goto again;
-		}
-		if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
-		__syncthreads();
 	}
+	__syncthreads();
+	if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
+					 mpt__attention_leaks(w, dv, t.n, w.width))) {
+		careful = true;
+		goto again;
+	}
+	const unsigned int rows = !some ? ~0u
+									: mpt__attention_broken(dk, t.n, w.depth) |
+										  mpt__attention_broken(dv, t.n, w.width);
+	if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk, rows);
+	if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv, rows);
+	__syncthreads();
+	return rows;
 }
 
 __global__ void __launch_bounds__(MPT__THREADS, 2)
 	mpt__attention_dkv_kernel(const mpt__attention w) {
-	extern __shared__ float mpt__attention_room[];
-	const int wide = w.depth + 1, out = w.width + 1;
-	float *k = mpt__attention_room, *v = k + w.n * wide, *q = v + w.n * out;
-	float *dout = q + w.n * wide, *dk = dout + w.n * out, *dv = dk + w.n * wide;
-	float *weight = dv + w.n * out, *slope = weight + w.n * w.n;
 	const unsigned long long sequence = mpt__attention_sequence(w);
-	for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
-		const mpt__attention_item t = mpt__attention_at(w, item, true);
-		const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
-		const long long last = t.first + t.n - 1 + w.window - w.past;
-		const long long end = w.causal && last < w.queries ? last : w.queries;
-		mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
-		mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
-		bool careful = false;
-	again:
-		mpt__attention_clear(dk, w.n * (wide + out));
-		for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
-			for (long long query = begin; query < end; query += w.n) {
-				const int m = (int)(end - query < w.n ? end - query : w.n);
-				const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
-				mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
-				mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
-				__syncthreads();
-				for (int i = (int)threadIdx.x; i < m * t.n; i += (int)blockDim.x) {
-					const int c = i / t.n, r = i % t.n;
-					const long long at = query + c;
-					float score = mpt__attention_dot(q + c * wide, k + r * wide, w.depth);
-					score = mpt__attention_score(w, score, t.batch, h, at, t.first + r);
-					float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
-					if (w.drops)
-						kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
-					const float p =
-						score == -INFINITY
-							? 0.0f
-							: expf(score - mpt__attention_number(w.lse, t.batch, h, at));
-					const float delta = mpt__attention_number(w.delta, t.batch, h, at);
-					weight[c * w.n + r] = p * kept;
-					slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
-				}
-				__syncthreads();
-				mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
-				mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
-				__syncthreads();
-			}
-		}
-		__syncthreads();
-		if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
-						 mpt__attention_leaks(w, dv, t.n, w.width))) {
-			careful = true;
-			goto again;
-		}
-		if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
-		if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
-		__syncthreads();
-	}
+	for (long long item = blockIdx.x; item < w.items; item += gridDim.x)
+		mpt__attention_item_dkv(w, mpt__attention_at(w, item, true), sequence, 0, false);
 }
 
-#define MPT__ATTENTION_ROOM 49152 /* bytes of shared memory that every card gives a block */
+#define MPT__ATTENTION_ROOM 49152	/* bytes of shared memory that every card gives a block */
 
 /* Shared memory of a block whose tiles are n by n. */
 size_t mpt__attention_bytes(const mpt__attention &w, bool by_keys) {
@@ -6968,6 +7126,7 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
 						 "a head is too wide for the shared memory of a GPU (about 2000 elements)");
 		return false;
 	}
+	w->rows = w->n;
 	w->blocks = ((by_keys ? w->keys : w->queries) + w->n - 1) / w->n;
 	w->items = o[0].shape[0] * (by_keys ? w->heads / w->group : w->heads) * w->blocks;
 	return true;
@@ -6977,50 +7136,11 @@ unsigned int mpt__attention_blocks(const mpt__attention &w) {
 	return (unsigned int)(w.items < (1 << 20) ? w.items : 1 << 20);
 }
 
-mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.out = mpt__array_of(call, 4);
-	w.lse = mpt__array_of(call, 5);
-	if (w.items == 0) return MPT_OK;
-	mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
-							call->stream>>>(w);
-	return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.lse = mpt__array_of(call, 4);
-	w.dout = mpt__array_of(call, 5);
-	w.delta = mpt__array_of(call, 6);
-	w.dq = mpt__array_of(call, 7);
-	w.out = mpt__array_of(call, 8);
-	if (w.items == 0) return MPT_OK;
-	mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-							   mpt__attention_bytes(w, false), call->stream>>>(w);
-	return MPT_OK;
-}
-
-mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
-	mpt__attention w;
-	if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
-	w.lse = mpt__array_of(call, 4);
-	w.dout = mpt__array_of(call, 5);
-	w.delta = mpt__array_of(call, 6);
-	w.dk = mpt__array_of(call, 7);
-	w.dv = mpt__array_of(call, 8);
-	if (w.items == 0) return MPT_OK;
-	mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
-								mpt__attention_bytes(w, true), call->stream>>>(w);
-	return MPT_OK;
-}
-
 /* ---- Rotary positions ---- */
 
 struct mpt__rope {
 	mpt__array x, y;
-	long long count, heads, rows, half, first; /* count: pairs */
+	long long count, heads, rows, half, first;	/* count: pairs */
 	double base, sign;
 	int neighbours;
 };
@@ -7061,7 +7181,7 @@ mpt_status mpt__cuda_rope(const mpt__cuda_call *call) {
 
 /* ---- Hash grids ---- */
 
-#define MPT__GRID_BATCH 64 /* points that a block holds, backward */
+#define MPT__GRID_BATCH 64	/* points that a block holds, backward */
 #define MPT__GRID_CORNERS 8
 
 struct mpt__grid {
@@ -7177,6 +7297,1030 @@ mpt_status mpt__cuda_hash_grid_backward(const mpt__cuda_call *call) {
 		mpt__grid_backward_kernel<<<(unsigned int)w.levels, MPT__THREADS, 0, call->stream>>>(w);
 	return MPT_OK;
 }
+/* ==== Attention on tensor cores ====
+ *
+ * Of bf16 and fp16. A block has rows of its own side, 16 to a warp, and goes over tiles of the
+ * other side in shared memory. Both products of a tile are of the warp's rows: scores = own
+ * other^T, and sums += weights other, where the weights come from the scores in registers, rounded
+ * to 16 bits as a product's operand. Rows in shared memory are 8 numbers longer than D: then the
+ * eight rows of a matrix that is loaded lie in different banks.
+ *
+ * Of a fragment [16, 8] a lane has rows lane / 4 and lane / 4 + 8, and columns lane % 4 * 2 and the
+ * one after it. What is wider or narrower than D is cut off by zeros.
+ *
+ * What is not seen has weights of 0, which does no good to NaN. Where sums are not finite and
+ * something is hidden, a block stores nothing but that it leaks, and a second kernel does its work
+ * again, with care: the kernels of all cards find those rows that are not finite by what they see,
+ * and store them (mpt__attention_again). The others see nothing of that kind: the same code, which
+ * now takes what is not finite for 0, gives them the bits that they have where nothing is hidden
+ * that is not finite. */
+
+#define MPT__LOG2E 1.44269504088896341f
+#define MPT__LN2 0.693147180559945309f
+
+/* How attention of heads of up to D elements is cut: keys of a tile forward, warps of a block and
+   elements of a tile backward, where wide heads leave registers and shared memory for less. */
+template <int D> struct mpt__attention_cut {
+	static const int pitch = D + 8, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16;
+	static const int warps = 4, rows = 16 * warps;
+	static const int back_warps = D <= 64 ? 4 : 8, back_rows = 16 * back_warps;
+	static const int others = D <= 64 ? 32 : 16, stages = D <= 64 ? 2 : 1;
+};
+
+#if MPT__MATRIX
+
+/* Element `at` of an array of numbers of 32 or 16 bits. */
+__device__ __forceinline__ float mpt__attention_element(const void *data, int dtype, long long at) {
+	if (dtype == MPT_F32) return ((const float *)data)[at];
+	const unsigned short bits = ((const unsigned short *)data)[at];
+	return dtype == MPT_F16 ? __half2float(__ushort_as_half(bits))
+							: __uint_as_float((unsigned int)bits << 16);
+}
+
+/* Rows of one head in memory. Strides and lengths fit into ints, as
+   mpt__attention_matrix sees to. */
+struct mpt__attention_rows {
+	const char *data;
+	int step, column_step, dtype, columns, count, eights;
+};
+
+/* Which rows of a block are stored before it works with care: a bit for each. */
+template <bool CARE> __device__ __forceinline__ unsigned int *mpt__attention_stored() {
+	if constexpr (CARE) {
+		__shared__ unsigned int rows[4];
+		return rows;
+	} else {
+		return NULL;
+	}
+}
+
+/* Whether two numbers of 16 bits are finite. */
+template <bool F16> __device__ __forceinline__ bool mpt__finite2(unsigned int pair) {
+	const unsigned int most = F16 ? 0x7c00 : 0x7f80;
+	return (pair & most) != most && (pair >> 16 & most) != most;
+}
+
+template <bool WHOLE>
+__device__ __forceinline__ mpt__attention_rows
+mpt__attention_rows_of(const mpt__array &array, long long b, long long h, int columns, int count,
+					   int eights) {
+	mpt__attention_rows rows;
+	const int size = array.dtype == MPT_F32 ? 4 : 2;
+	rows.data = (const char *)array.data + (b * array.stride[0] + h * array.stride[1]) * size;
+	rows.dtype = array.dtype;
+	rows.step = (int)array.stride[2];
+	rows.column_step = (int)array.stride[3];
+	rows.columns = columns;
+	rows.count = count;
+	rows.eights = eights;
+#if defined(__CUDA_ARCH__)
+	if (WHOLE) asm("" : "+l"(rows.data));	/* two registers, not five for its parts */
+#endif
+	return rows;
+}
+
+/* Begins to copy ROWS rows from `first` on, which are halves in pieces of eight. Beyond the last
+   one comes that one again, whose weights are 0 or whose sums nobody stores; beyond its columns
+   come zeros, and with CARE for what is not finite, too. */
+template <bool F16, bool CARE, int D, int ROWS, int THREADS>
+__device__ __forceinline__ void mpt__tile_copy(const mpt__attention_rows &rows, int first,
+											   unsigned short *to) {
+	const int pieces = D <= 32 ? 4 : D <= 64 ? 8 : 16, apart = THREADS / pieces;
+	const int r = (int)threadIdx.x / pieces, c = (int)threadIdx.x % pieces * 8;
+	const int step = rows.step * 2, last = rows.count - 1;
+	const bool there = c < rows.columns;
+	const char *from = rows.data + c * 2;
+	if (c >= D) return;
+	to += r * (D + 8) + c;
+	if (!CARE && first + ROWS <= rows.count) {
+		from += (long long)(first + r) * step;
+#pragma unroll
+		for (int j = 0; j < ROWS / apart; j++)
+			mpt__copy_begin<16>(to + j * apart * (D + 8), from + (long long)step * (j * apart),
+								there);
+		return;
+	}
+#pragma unroll 1
+	for (int j = 0; j < ROWS; j += apart) {
+		const int row = first + r + j < last ? first + r + j : last;
+		const char *piece = from + (long long)row * step;
+		bool good = there;
+#pragma unroll 1
+		for (int i = 0; CARE && good && i < 4; i++)
+			good = mpt__finite2<F16>(((const unsigned int *)piece)[i]);
+		mpt__copy_begin<16>(to + j * (D + 8), piece, good);
+	}
+}
+
+/* The same of any rows, if there may be ANY: others pass through registers, where they are
+   rounded. */
+template <bool F16, bool ANY, bool CARE, int D, int ROWS, int THREADS>
+__device__ __forceinline__ void mpt__tile_begin(const mpt__attention_rows &rows, int first,
+												unsigned short *to) {
+	if (!ANY || rows.eights) mpt__tile_copy<F16, CARE, D, ROWS, THREADS>(rows, first, to);
+	const int numbers = !ANY || rows.eights ? 0 : ROWS * D / 2;
+#pragma unroll 1
+	for (int i = (int)threadIdx.x; i < numbers; i += THREADS) {
+		const int r = i / (D / 2), c = i % (D / 2) * 2, last = rows.count - 1;
+		const int row = first + r < last ? first + r : last;
+		const long long at = (long long)row * rows.step + (long long)c * rows.column_step;
+		float x[2] = {0.0f, 0.0f};
+		if (c < rows.columns) x[0] = mpt__attention_element(rows.data, rows.dtype, at);
+		if (c + 1 < rows.columns)
+			x[1] = mpt__attention_element(rows.data, rows.dtype, at + rows.column_step);
+		const unsigned int pair = mpt__pack2<F16>(x[0], x[1]);
+		const bool good = !CARE || mpt__finite2<F16>(pair);
+		*(unsigned int *)(to + r * (D + 8) + c) = good ? pair : 0;
+	}
+}
+
+/* A warp's rows as the left operand of products: from the lane's row of the fragments. */
+template <int D>
+__device__ __forceinline__ void mpt__tile_left(const unsigned short *own, unsigned int (&a)[4],
+											   int step) {
+	const int lane = (int)threadIdx.x % MPT__WARP;
+	mpt__ldmatrix<false>(a, own + lane % 16 * (D + 8) + lane / 16 * 8 + step * 16);
+}
+
+/* s = own other^T, [16, N]; what the warp's rows are comes by steps of 16 columns, from `held`
+   registers or from shared memory. */
+template <bool F16, int D, int N, bool HELD>
+__device__ __forceinline__ void mpt__tile_scores(float (&s)[N / 8][4], const unsigned short *own,
+												 const unsigned int (&held)[D / 16][4],
+												 const unsigned short *other) {
+	const int lane = (int)threadIdx.x % MPT__WARP;
+	const unsigned short *at = other + (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
+#pragma unroll
+	for (int n = 0; n < N / 8; n++)
+		for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
+#pragma unroll
+	for (int k = 0; k < D / 16; k++) {
+		unsigned int a[4], b[4];
+		if (HELD)
+			for (int i = 0; i < 4; i++) a[i] = held[k][i];
+		else
+			mpt__tile_left<D>(own, a, k);
+#pragma unroll
+		for (int n = 0; n < N / 16; n++) {
+			mpt__ldmatrix<false>(b, at + n * 16 * (D + 8) + k * 16);
+			mpt__mma<F16>(s[2 * n], a, b[0], b[1]);
+			mpt__mma<F16>(s[2 * n + 1], a, b[2], b[3]);
+		}
+	}
+}
+
+/* sum += weights other, [16, D]. */
+template <bool F16, int D, int N>
+__device__ __forceinline__ void mpt__tile_add(float (&sum)[D / 8][4], const float (&s)[N / 8][4],
+											  const unsigned short *other) {
+	const int lane = (int)threadIdx.x % MPT__WARP;
+	const unsigned short *at = other + lane % 16 * (D + 8) + lane / 16 * 8;
+#pragma unroll
+	for (int k = 0; k < N / 16; k++) {
+		unsigned int b[4];
+		const unsigned int a[4] = {mpt__pack2<F16>(s[2 * k][0], s[2 * k][1]),
+								   mpt__pack2<F16>(s[2 * k][2], s[2 * k][3]),
+								   mpt__pack2<F16>(s[2 * k + 1][0], s[2 * k + 1][1]),
+								   mpt__pack2<F16>(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+		for (int n = 0; n < D / 16; n++) {
+			mpt__ldmatrix<true>(b, at + k * 16 * (D + 8) + n * 16);
+			mpt__mma<F16>(sum[2 * n], a, b[0], b[1]);
+			mpt__mma<F16>(sum[2 * n + 1], a, b[2], b[3]);
+		}
+	}
+}
+
+/* The elements of the other side that one of the own side sees: from low on, below high. */
+struct mpt__attention_span {
+	int low, high;
+};
+
+template <bool BY_KEYS>
+__device__ __forceinline__ mpt__attention_span mpt__attention_span_of(const mpt__attention &w,
+																	  int own) {
+	const int past = (int)w.past, window = (int)w.window;
+	mpt__attention_span span = {0, (int)(BY_KEYS ? w.queries : w.keys)};
+	if (w.causal) {
+		const int low = BY_KEYS ? own - past : own + past + 1 - window;
+		const int high = BY_KEYS ? own - past + window : own + past + 1;
+		span.low = low > 0 ? low : 0;
+		span.high = high < span.high ? high : span.high;
+	}
+	return span;
+}
+
+/* Where tiles of N may begin of which every row of a piece of work sees everything. */
+template <bool BY_KEYS, int N>
+__device__ __forceinline__ mpt__attention_span
+mpt__attention_inner(const mpt__attention &w, const mpt__attention_item &t) {
+	const mpt__attention_span first = mpt__attention_span_of<BY_KEYS>(w, (int)t.first);
+	const mpt__attention_span last = mpt__attention_span_of<BY_KEYS>(w, (int)t.first + t.n - 1);
+	const mpt__attention_span inner = {last.low, first.high - N};
+	return inner;
+}
+
+/* Hides what lies outside the spans of the lane's two rows. `other`: where the tile begins. */
+template <bool BY_KEYS, int N>
+__device__ __forceinline__ void mpt__tile_hide(const mpt__attention &w, float (&s)[N / 8][4],
+											   int own, int other) {
+	const int start = other + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		const mpt__attention_span span = mpt__attention_span_of<BY_KEYS>(w, own + half * 8);
+		const int low = span.low - start, high = span.high - start;
+#pragma unroll
+		for (int i = 0; i < N / 4; i++) {
+			const int c = i / 2 * 8 + i % 2;
+			if (c < low || c >= high) s[i / 2][half * 2 + i % 2] = -INFINITY;
+		}
+	}
+}
+
+/* Adds the mask, which is multiplied by `factor`. */
+template <bool BY_KEYS, int N>
+__device__ __forceinline__ void mpt__tile_mask(const mpt__attention &w, float (&s)[N / 8][4],
+											   long long b, long long h, int own, int other,
+											   float factor) {
+	const long long from = b * w.mask.stride[0] + h * w.mask.stride[1];
+	const int pair = (int)threadIdx.x % 4 * 2, dtype = w.mask.dtype;
+#pragma unroll
+	for (int n = 0; n < N / 8; n++) {
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const int one = own + i / 2 * 8, two = other + n * 8 + pair + i % 2;
+			const int query = BY_KEYS ? two : one, key = BY_KEYS ? one : two;
+			if (query >= (int)w.queries || key >= (int)w.keys) continue;
+			const long long at = from + query * w.mask.stride[2] + key * w.mask.stride[3];
+			const float x =
+				dtype == MPT_BOOL
+					? (((const unsigned char *)w.mask.data)[at] ? 0.0f : -INFINITY)
+					: mpt__attention_element(w.mask.data, dtype, at);
+			s[n][i] = x == -INFINITY ? x : s[n][i] + x * factor;
+		}
+	}
+}
+
+/* Which of the lane's elements dropout keeps: a bit for each. */
+template <bool BY_KEYS, int N>
+__device__ __forceinline__ unsigned int mpt__tile_kept(const mpt__attention &w, long long b,
+													   long long h, int own, int other) {
+	const unsigned long long sequence = mpt__attention_sequence(w);
+	const int pair = (int)threadIdx.x % 4 * 2;
+	unsigned int kept = 0;
+#pragma unroll 1
+	for (int e = 0; e < N / 2; e++) {
+		const int one = own + e % 4 / 2 * 8, two = other + e / 4 * 8 + pair + e % 2;
+		const float factor = mpt__attention_kept(w, sequence, b, h, BY_KEYS ? two : one,
+												 BY_KEYS ? one : two);
+		kept |= (factor != 0.0f ? 1u : 0u) << e;
+	}
+	return kept;
+}
+
+/* Whether a sum is not finite where something is hidden, which may have leaked into it as 0 times
+   NaN. */
+template <int D>
+__device__ __forceinline__ bool mpt__tile_leaks(const mpt__attention &w,
+												const float (&sum)[D / 8][4]) {
+	int bad = 0;
+	if (w.leaks == NULL) return false;
+#pragma unroll
+	for (int n = 0; n < D / 8; n++)
+		for (int i = 0; i < 4; i++) bad |= !(fabsf(sum[n][i]) < INFINITY);
+	return __syncthreads_or(bad) != 0;
+}
+
+/* Notes whether a block leaks. */
+__device__ __forceinline__ bool mpt__block_leaks(const mpt__attention &w, unsigned int block,
+												 bool leaks) {
+	if (w.leaks != NULL && threadIdx.x == 0) w.leaks[block] = leaks;
+	return leaks;
+}
+
+/* Stores those rows of a piece of work that are not finite by what they see, in pieces for which
+   there is shared memory; marks them in shared memory. `half`: what dout is rounded to. */
+enum { MPT__ATTENTION_OUT, MPT__ATTENTION_DQ, MPT__ATTENTION_DKV };
+__device__ __noinline__ void mpt__attention_again(const mpt__attention &w,
+												  const mpt__attention_item &all, int pass,
+												  int half) {
+	const unsigned long long sequence = mpt__attention_sequence(w);
+	unsigned int *stored = mpt__attention_stored<true>(), rows = 0;
+	mpt__attention_item t = all;
+	if (threadIdx.x < 4) stored[threadIdx.x] = 0;
+	__syncthreads();
+	for (int done = 0; done < all.n; done += w.n) {
+		t.first = all.first + done;
+		t.n = all.n - done < w.n ? all.n - done : w.n;
+		if (pass == MPT__ATTENTION_OUT) rows = mpt__attention_item_out(w, t, sequence, true);
+		if (pass == MPT__ATTENTION_DQ) rows = mpt__attention_item_dq(w, t, sequence, half, true);
+		if (pass == MPT__ATTENTION_DKV) rows = mpt__attention_item_dkv(w, t, sequence, half, true);
+		if (threadIdx.x == 0) stored[done / 32] |= rows << done % 32;
+	}
+	__syncthreads();
+}
+
+/* The block's sums, by rows of columns + 1 in shared memory, to where they belong, but those that
+   are `stored`, if any. */
+__device__ __noinline__ void mpt__attention_give(const mpt__array &array,
+												 const mpt__attention_item &t, int columns,
+												 float factor, int eights,
+												 const unsigned int *stored) {
+	const float *from = mpt__attention_shared();
+	if (!eights) {
+		mpt__attention_item some = t;
+		for (int done = 0; done < t.n; done += 32) {
+			some.first = t.first + done;
+			some.n = t.n - done < 32 ? t.n - done : 32;
+			mpt__attention_store(array, some, columns, factor, from + done * (columns + 1),
+								 stored != NULL ? ~stored[done / 32] : ~0u);
+		}
+		return;
+	}
+	const long long to = mpt__attention_row(array, t.batch, t.head, t.first);
+	for (int i = (int)threadIdx.x; i < t.n * (columns / 8); i += (int)blockDim.x) {
+		const int r = i / (columns / 8), c = i % (columns / 8) * 8;
+		float x[8];
+		if (stored != NULL && stored[r / 32] >> r % 32 & 1) continue;
+		for (int k = 0; k < 8; k++) x[k] = from[r * (columns + 1) + c + k] * factor;
+		mpt__put8<false>(array, to + r * array.stride[2] + c, x);
+	}
+}
+
+/* Sums times a factor for each of the lane's rows, into shared memory for that. */
+template <int D>
+__device__ __forceinline__ void mpt__tile_put(const float (&sum)[D / 8][4], int columns,
+											  float first, float second) {
+	const int lane = (int)threadIdx.x % MPT__WARP;
+	float *to = mpt__attention_shared() +
+				((int)threadIdx.x / MPT__WARP * 16 + lane / 4) * (columns + 1);
+	__syncthreads();
+#pragma unroll
+	for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const int c = n * 8 + lane % 4 * 2 + i % 2;
+			if (c < columns)
+				to[i / 2 * 8 * (columns + 1) + c] = sum[n][i] * (i < 2 ? first : second);
+		}
+	}
+	__syncthreads();
+}
+
+/* ---- Forward ---- */
+
+/* What a lane knows of its two rows: the largest score so far, and the sum of its weights. */
+struct mpt__attention_state {
+	float most[2], total[2];
+};
+
+__device__ __forceinline__ float mpt__quad_max(float x) {
+	x = fmaxf(x, __shfl_xor_sync(MPT__ALL, x, 1));
+	return fmaxf(x, __shfl_xor_sync(MPT__ALL, x, 2));
+}
+__device__ __forceinline__ float mpt__quad_sum(float x) {
+	x += __shfl_xor_sync(MPT__ALL, x, 1);
+	return x + __shfl_xor_sync(MPT__ALL, x, 2);
+}
+
+/* Scores become weights; what was summed before shrinks to the new maximum. A NaN is no maximum,
+   but its weight is NaN. */
+template <int D, int N>
+__device__ __forceinline__ void mpt__tile_softmax(float (&s)[N / 8][4], float (&sum)[D / 8][4],
+												  mpt__attention_state *state, float scale) {
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		float top = fmaxf(s[0][2 * half], s[0][2 * half + 1]), total = 0.0f;
+#pragma unroll
+		for (int n = 1; n < N / 8; n++)
+			top = fmaxf(fmaxf(top, s[n][2 * half]), s[n][2 * half + 1]);
+		top = fmaxf(state->most[half], mpt__quad_max(top));
+		const float base = top == -INFINITY ? 0.0f : top * scale;
+		const float shrink = mpt__exp2(state->most[half] * scale - base);
+#pragma unroll
+		for (int n = 0; n < N / 8; n++) {
+#pragma unroll
+			for (int i = 2 * half; i < 2 * half + 2; i++) {
+				s[n][i] = mpt__exp2(__fmaf_rn(s[n][i], scale, -base));
+				total += s[n][i];
+			}
+		}
+		state->most[half] = top;
+		state->total[half] = state->total[half] * shrink + total;
+		if (!__any_sync(MPT__ALL, shrink != 1.0f)) continue;	/* as it is after a few tiles */
+#pragma unroll
+		for (int n = 0; n < D / 8; n++) {
+			sum[n][2 * half] *= shrink;
+			sum[n][2 * half + 1] *= shrink;
+		}
+	}
+}
+
+/* Sums over the softmax's to `out`, and its logarithm to `lse`. */
+template <int D, bool CARE>
+__device__ __forceinline__ void mpt__forward_end(const mpt__attention &w,
+												 const mpt__attention_item &t, int row,
+												 const float (&sum)[D / 8][4],
+												 const mpt__attention_state &state) {
+	const unsigned int *stored = mpt__attention_stored<CARE>();
+	float factor[2];
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		const float total = mpt__quad_sum(state.total[half]);
+		const int at = row + 8 * half, r = at - (int)t.first;
+		factor[half] = total == 0.0f ? 0.0f : 1.0f / total;
+		if (w.lse.data != NULL && threadIdx.x % 4 == 0 && r < t.n &&
+			!(CARE && stored[r / 32] >> r % 32 & 1))
+			((float *)w.lse.data)[mpt__attention_row(w.lse, t.batch, t.head, at)] =
+				total == 0.0f ? INFINITY : state.most[half] * w.scale + logf(total);
+	}
+	mpt__tile_put<D>(sum, w.width, factor[0], factor[1]);
+	mpt__attention_give(w.out, t, w.width, 1.0f, w.store_eights[0], stored);
+}
+
+/* The work of a block. ANY: with a mask, with dropout, or of other rows than halves in pieces of
+   eight. */
+template <bool F16, int D, bool ANY, bool CARE>
+__device__ __forceinline__ void mpt__attention_forward(const mpt__attention &w,
+													   unsigned int block) {
+	typedef mpt__attention_cut<D> cut;
+	const int N = cut::keys, threads = MPT__WARP * cut::warps, steps = D / 16;
+	const bool held = D <= 32;
+	const int lane = (int)threadIdx.x % MPT__WARP, warp = (int)threadIdx.x / MPT__WARP;
+	unsigned short *q = (unsigned short *)mpt__attention_shared();
+	unsigned short *k = q + cut::rows * cut::pitch, *v = k + N * cut::pitch;
+	const unsigned short *own = q + warp * 16 * cut::pitch;
+	/* The last blocks of rows see most keys: they begin first. */
+	const mpt__attention_item t = mpt__attention_at(w, w.items - 1 - block, false);
+	const mpt__attention_span inner = mpt__attention_inner<false, N>(w, t);
+	const long long key_head = t.head / w.group;
+	const int row = (int)t.first + warp * 16 + lane / 4, end = (int)mpt__attention_seen(w, t);
+	const mpt__attention_rows of_k =
+		mpt__attention_rows_of<(D > 64)>(w.k, t.batch, key_head, w.depth, (int)w.keys, w.eights[1]);
+	const mpt__attention_rows of_v =
+		mpt__attention_rows_of<(D > 64)>(w.v, t.batch, key_head, w.width, (int)w.keys, w.eights[2]);
+	mpt__attention_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+	float sum[D / 8][4], s[N / 8][4];
+	unsigned int a[steps][4];
+	int key = (int)mpt__attention_first_key(w, t);
+#pragma unroll
+	for (int n = 0; n < D / 8; n++)
+		for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
+	mpt__tile_begin<F16, ANY, false, D, cut::rows, threads>(
+		mpt__attention_rows_of<(D > 64)>(w.q, t.batch, t.head, w.depth, (int)w.queries,
+										 w.eights[0]),
+		(int)t.first, q);
+	if (key < end) mpt__tile_begin<F16, ANY, false, D, N, threads>(of_k, key, k);
+	if (held) {
+		mpt__copy_wait();
+		__syncthreads();
+#pragma unroll
+		for (int i = 0; i < steps; i++) mpt__tile_left<D>(own, a[i], i);
+	}
+#pragma unroll 1
+	for (; key < end; key += N) {
+		mpt__copy_wait();
+		__syncthreads();	/* k has come, and nobody needs v any more */
+		mpt__tile_begin<F16, ANY, CARE, D, N, threads>(of_v, key, v);
+		mpt__tile_scores<F16, D, N, held>(s, own, a, k);
+		mpt__copy_wait();
+		__syncthreads();	/* the other way round */
+		if (key + N < end) mpt__tile_begin<F16, ANY, false, D, N, threads>(of_k, key + N, k);
+		if (ANY && w.mask.data != NULL)
+			mpt__tile_mask<false, N>(w, s, t.batch, t.head, row, key, 1.0f / w.scale);
+		if (key < inner.low || key > inner.high) mpt__tile_hide<false, N>(w, s, row, key);
+		mpt__tile_softmax<D, N>(s, sum, &state, w.steep);
+		if (ANY && w.drops) {
+			const unsigned int kept = mpt__tile_kept<false, N>(w, t.batch, t.head, row, key);
+#pragma unroll
+			for (int e = 0; e < N / 2; e++)
+				s[e / 4][e % 4] *= kept >> e & 1 ? w.dropout.factor : 0.0f;
+		}
+		mpt__tile_add<F16, D, N>(sum, s, v);
+	}
+	mpt__copy_wait();
+	if (CARE || !mpt__block_leaks(w, block, mpt__tile_leaks<D>(w, sum)))
+		mpt__forward_end<D, CARE>(w, t, row, sum, state);
+}
+
+#endif	/* MPT__MATRIX */
+
+template <bool F16, int D, bool ANY>
+__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::warps, ANY ? 2 : 4)
+	mpt__attention_matrix_kernel(const __grid_constant__ mpt__attention w) {
+#if MPT__MATRIX
+	mpt__attention_forward<F16, D, ANY, false>(w, blockIdx.x);
+#endif
+}
+
+/* The work of those blocks that leak. */
+template <bool F16, int D>
+__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::warps, 1)
+	mpt__attention_careful_kernel(const __grid_constant__ mpt__attention w) {
+#if MPT__MATRIX
+	for (unsigned int block = blockIdx.x; block < w.items; block += gridDim.x) {
+		if (!w.leaks[block]) continue;
+		mpt__attention_again(w, mpt__attention_at(w, w.items - 1 - block, false),
+							 MPT__ATTENTION_OUT, 0);
+		mpt__attention_forward<F16, D, true, true>(w, block);
+		__syncthreads();
+	}
+#endif
+}
+
+/* ---- Backward ----
+ *
+ * One kernel for all gradients: its own side is that whose gradient it sums, and scores and
+ * products dout v^T are formed again. dq: own rows of q and dout, others of k and v. dk and dv: own
+ * rows of k and v, others of q and dout, of all heads that share the keys. Wide heads sum dk and dv
+ * one after the other. */
+
+/* What is summed: slopes times q or k, weights times dout. */
+enum { MPT__SLOPES = 1, MPT__WEIGHTS = 2 };
+
+template <int D, bool BY_KEYS, int SUMS> struct mpt__attention_block {
+	typedef mpt__attention_cut<D> cut;
+	static const int own = (SUMS & MPT__SLOPES ? 2 : 1) * cut::back_rows * cut::pitch;	/* numbers */
+	static const int stage = 2 * cut::others * cut::pitch;
+	static const int floats = BY_KEYS ? cut::stages * 2 * cut::others : cut::back_rows;
+};
+
+#if MPT__MATRIX
+
+/* The sums of dout out of the block's rows, to memory and to `delta`. */
+template <bool CARE>
+__device__ __forceinline__ void mpt__attention_deltas(const mpt__attention &w,
+													  const mpt__attention_item &t, int rows,
+													  float *delta) {
+	const int lane = (int)threadIdx.x % MPT__WARP;
+#pragma unroll 1
+	for (int r = (int)threadIdx.x / MPT__WARP; r < rows; r += (int)blockDim.x / MPT__WARP) {
+		float sum = 0.0f;
+		if (r < t.n) {
+			const long long a = mpt__attention_row(w.dout, t.batch, t.head, t.first + r);
+			const long long b = mpt__attention_row(w.out, t.batch, t.head, t.first + r);
+#pragma unroll 1
+			for (int c = lane; c < w.width; c += MPT__WARP)
+				sum += mpt__attention_element(w.dout.data, w.dout.dtype, a + c * w.dout.stride[3]) *
+					   mpt__attention_element(w.out.data, w.out.dtype, b + c * w.out.stride[3]);
+		}
+		for (int step = MPT__WARP / 2; step > 0; step /= 2)
+			sum += __shfl_xor_sync(MPT__ALL, sum, step);
+		if (lane != 0) continue;
+		delta[r] = CARE && !(fabsf(sum) < INFINITY) ? 0.0f : sum;
+		if (r < t.n)
+			((float *)w.delta.data)[mpt__attention_row(w.delta, t.batch, t.head, t.first + r)] =
+				sum;
+	}
+}
+
+/* Begins to copy N of the numbers of queries, and zeros beyond the last one or, with care, for what
+   is not finite. */
+template <int N, bool CARE>
+__device__ __forceinline__ void mpt__numbers_begin(const mpt__array &array, long long b,
+												   long long h, int first, int count, int thread,
+												   float *to) {
+	if (thread < 0 || thread >= N) return;
+	bool there = first + thread < count;
+	const float *from = (const float *)array.data +
+						mpt__attention_row(array, b, h, there ? first + thread : first);
+	if (CARE) there = there && fabsf(*from) < INFINITY;
+	mpt__copy_begin<4>(to + thread, from, there);
+}
+
+/* Where a block is, and which elements of the other side it goes over. */
+struct mpt__attention_place {
+	mpt__attention_item t;
+	mpt__attention_span inner;	/* where tiles begin that need no hiding */
+	int row, begin, end;		/* row: the lane's first one */
+};
+
+template <bool BY_KEYS, int N>
+__device__ __forceinline__ mpt__attention_place mpt__attention_place_of(const mpt__attention &w,
+																		long long item) {
+	mpt__attention_place p;
+	p.t = mpt__attention_at(w, item, BY_KEYS);
+	p.inner = mpt__attention_inner<BY_KEYS, N>(w, p.t);
+	p.row = (int)p.t.first + (int)threadIdx.x / MPT__WARP * 16 + (int)threadIdx.x % MPT__WARP / 4;
+	if (BY_KEYS) {
+		const long long last = p.t.first + p.t.n - 1 + w.window - w.past;
+		p.begin = (int)(w.causal && p.t.first > w.past ? p.t.first - w.past : 0);
+		p.end = (int)(w.causal && last < w.queries ? last : w.queries);
+	} else {
+		p.begin = (int)mpt__attention_first_key(w, p.t);
+		p.end = (int)mpt__attention_seen(w, p.t);
+	}
+	return p;
+}
+
+/* Begins to copy rows of q and dout of a head, or of k and v, either of them with care or not. */
+template <bool F16, int D, bool ANY, bool CARE, bool CARE_SECOND, bool KEYS, bool SECOND, int ROWS,
+		  int THREADS>
+__device__ __forceinline__ void mpt__pair_begin(const mpt__attention &w, long long b, int h,
+												int first, unsigned short *to) {
+	const int count = (int)(KEYS ? w.keys : w.queries);
+	const bool whole = D > 64 && ROWS < mpt__attention_cut<D>::back_rows;
+	mpt__tile_begin<F16, ANY, CARE, D, ROWS, THREADS>(
+		mpt__attention_rows_of<whole>(KEYS ? w.k : w.q, b, h, w.depth, count, w.eights[KEYS]),
+		first, to);
+	if (SECOND)
+		mpt__tile_begin<F16, ANY, CARE_SECOND, D, ROWS, THREADS>(
+			mpt__attention_rows_of<whole>(KEYS ? w.v : w.dout, b, h, w.width, count,
+										  w.eights[KEYS ? 2 : 3]),
+			first, to + ROWS * (D + 8));
+}
+
+/* A tile of the other side, and the numbers of its queries. */
+template <bool F16, int D, bool ANY, bool CARE, bool BY_KEYS>
+__device__ __forceinline__ void mpt__others_begin(const mpt__attention &w, long long b, int h,
+												  int first, unsigned short *to, float *numbers) {
+	typedef mpt__attention_cut<D> cut;
+	const int N = cut::others, count = (int)w.queries, thread = (int)threadIdx.x;
+	const int head = BY_KEYS ? h : (int)(h / w.group);
+	mpt__pair_begin<F16, D, ANY, CARE, CARE, !BY_KEYS, true, N, MPT__WARP * cut::back_warps>(
+		w, b, head, first, to);
+	if (!BY_KEYS) return;
+	mpt__numbers_begin<N, CARE>(w.lse, b, h, first, count, thread, numbers);
+	mpt__numbers_begin<N, CARE>(w.delta, b, h, first, count, thread - N, numbers + N);
+}
+
+/* Log-sum-exps, as powers of two, and deltas of the lane's two queries. */
+__device__ __forceinline__ void mpt__rows_numbers(const mpt__attention &w,
+												  const mpt__attention_item &t,
+												  const float *deltas, float *lse, float *delta) {
+	const int row = (int)threadIdx.x / MPT__WARP * 16 + (int)threadIdx.x % MPT__WARP / 4;
+	const float *from = (const float *)w.lse.data;
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		const int near = row + half * 8;
+		const long long at = mpt__attention_row(w.lse, t.batch, t.head, t.first + near);
+		lse[half] = near < t.n ? from[at] * MPT__LOG2E : 0.0f;
+		delta[half] = deltas[near];
+	}
+}
+
+/* Scores s become weights, and g = dout v^T slopes. `numbers`: of the tile's queries, by keys. */
+template <bool ANY, bool BY_KEYS, bool SLOPES, int N>
+__device__ __forceinline__ void mpt__tile_slopes(const mpt__attention &w, float (&s)[N / 8][4],
+												 float (&g)[N / 8][4], const float *numbers,
+												 const float *lse, const float *delta,
+												 unsigned int kept) {
+	const int pair = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+	for (int n = 0; n < N / 8; n++) {
+		float by[4], less[4];
+		if (BY_KEYS) {
+			const float2 a = *(const float2 *)(numbers + n * 8 + pair);
+			const float2 b = *(const float2 *)(numbers + N + n * 8 + pair);
+			by[0] = by[2] = a.x * MPT__LOG2E, by[1] = by[3] = a.y * MPT__LOG2E;
+			less[0] = less[2] = b.x, less[1] = less[3] = b.y;
+		} else {
+			for (int i = 0; i < 4; i++) by[i] = lse[i / 2], less[i] = delta[i / 2];
+		}
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const float p = mpt__exp2(__fmaf_rn(s[n][i], w.steep, -by[i]));
+			float factor = 1.0f;
+			if (ANY && w.drops) factor = kept >> (n * 4 + i) & 1 ? w.dropout.factor : 0.0f;
+			s[n][i] = ANY ? p * factor : p;
+			if (SLOPES) g[n][i] = p * ((ANY ? g[n][i] * factor : g[n][i]) - less[i]);
+		}
+	}
+}
+
+/* The sums to where they belong, unless they leak. */
+template <int D, bool BY_KEYS, int SUMS, bool CARE>
+__device__ __forceinline__ void mpt__back_end(const mpt__attention &w,
+											  const mpt__attention_item &t, unsigned int block,
+											  const float (&sum)[D / 8][4],
+											  const float (&more)[D / 8][4]) {
+	const unsigned int *stored = mpt__attention_stored<CARE>();
+	bool leaks = !CARE && (SUMS & MPT__SLOPES) && mpt__tile_leaks<D>(w, sum);
+	if (!CARE && (SUMS & MPT__WEIGHTS) && mpt__tile_leaks<D>(w, more)) leaks = true;
+	if (!CARE && mpt__block_leaks(w, block, leaks)) return;
+	if ((SUMS & MPT__SLOPES) && (!BY_KEYS || w.dk.data != NULL)) {
+		mpt__tile_put<D>(sum, w.depth, w.scale, w.scale);
+		mpt__attention_give(BY_KEYS ? w.dk : w.dq, t, w.depth, 1.0f, w.store_eights[BY_KEYS],
+							stored);
+	}
+	if ((SUMS & MPT__WEIGHTS) && w.dv.data != NULL) {
+		mpt__tile_put<D>(more, w.width, 1.0f, 1.0f);
+		mpt__attention_give(w.dv, t, w.width, 1.0f, w.store_eights[2], stored);
+	}
+}
+
+/* The work of a block. Its own q or k make scores alone: they need no care. */
+template <bool F16, int D, bool ANY, bool BY_KEYS, int SUMS, bool CARE>
+__device__ __forceinline__ void mpt__attention_backward(const mpt__attention &w,
+														unsigned int block) {
+	typedef mpt__attention_cut<D> cut;
+	typedef mpt__attention_block<D, BY_KEYS, SUMS> room;
+	const int N = cut::others, threads = MPT__WARP * cut::back_warps, stages = cut::stages;
+	const bool slopes = (SUMS & MPT__SLOPES) != 0, weights = (SUMS & MPT__WEIGHTS) != 0;
+	unsigned short *own = (unsigned short *)mpt__attention_shared(), *others = own + room::own;
+	float *numbers = (float *)(others + stages * room::stage);
+	const mpt__attention_place at = mpt__attention_place_of<BY_KEYS, N>(
+		w, BY_KEYS ? block : w.items - 1 - block);
+	const long long batch = at.t.batch;
+	const int head_end = (int)(BY_KEYS ? (at.t.head + 1) * w.group : at.t.head + 1);
+	float sum[D / 8][4], more[D / 8][4], s[N / 8][4], g[N / 8][4], lse[2], delta[2];
+	const unsigned int none[D / 16][4] = {};
+	int head = (int)(BY_KEYS ? at.t.head * w.group : at.t.head), other = at.begin, stage = 0;
+	if (!BY_KEYS) mpt__attention_deltas<CARE>(w, at.t, cut::back_rows, numbers);
+	if (!BY_KEYS && w.dq.data == NULL) return;
+	mpt__pair_begin<F16, D, ANY, false, CARE, BY_KEYS, slopes, cut::back_rows, threads>(
+		w, batch, (int)at.t.head, (int)at.t.first, own);
+	if (!BY_KEYS) {
+		__syncthreads();
+		mpt__rows_numbers(w, at.t, numbers, lse, delta);
+	}
+#pragma unroll
+	for (int n = 0; n < D / 8; n++)
+		for (int i = 0; i < 4; i++) sum[n][i] = more[n][i] = 0.0f;
+	if (at.begin < at.end)
+		mpt__others_begin<F16, D, ANY, CARE, BY_KEYS>(w, batch, head, other, others, numbers);
+	else
+		head = head_end;
+	own += (int)threadIdx.x / MPT__WARP * 16 * cut::pitch;
+#pragma unroll 1
+	while (head < head_end) {
+		const unsigned short *first = others + stage * room::stage;
+		const unsigned short *second = first + N * cut::pitch;
+		const bool turns = other + N >= at.end;
+		const int next_head = turns ? head + 1 : head, next = turns ? at.begin : other + N;
+		const int to = stages == 2 ? stage ^ 1 : 0;
+		mpt__copy_wait();
+		__syncthreads();	/* the tile has come, and nobody needs the one before it */
+		if (stages == 2 && next_head < head_end)
+			mpt__others_begin<F16, D, ANY, CARE, BY_KEYS>(w, batch, next_head, next,
+													others + to * room::stage,
+													numbers + to * 2 * N);
+		mpt__tile_scores<F16, D, N, false>(s, own, none, first);
+		if (slopes)
+			mpt__tile_scores<F16, D, N, false>(g, own + cut::back_rows * cut::pitch, none, second);
+		if (ANY && w.mask.data != NULL)
+			mpt__tile_mask<BY_KEYS, N>(w, s, batch, head, at.row, other, 1.0f / w.scale);
+		if (other < at.inner.low || other > at.inner.high)
+			mpt__tile_hide<BY_KEYS, N>(w, s, at.row, other);
+		unsigned int kept = 0;
+		if (ANY && w.drops) kept = mpt__tile_kept<BY_KEYS, N>(w, batch, head, at.row, other);
+		mpt__tile_slopes<ANY, BY_KEYS, slopes, N>(w, s, g, numbers + stage * 2 * N, lse, delta,
+												  kept);
+		if (slopes) mpt__tile_add<F16, D, N>(sum, g, first);
+		if (weights) mpt__tile_add<F16, D, N>(more, s, second);
+		if (stages == 1) __syncthreads();
+		if (stages == 1 && next_head < head_end)
+			mpt__others_begin<F16, D, ANY, CARE, BY_KEYS>(w, batch, next_head, next, others,
+														  numbers);
+		head = next_head, other = next, stage = to;
+	}
+	mpt__copy_wait();
+	mpt__back_end<D, BY_KEYS, SUMS, CARE>(w, at.t, block, sum, more);
+}
+
+#endif	/* MPT__MATRIX */
+
+template <bool F16, int D, bool ANY, bool BY_KEYS, int SUMS>
+__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::back_warps,
+								  ANY ? 1 : 16 / mpt__attention_cut<D>::back_warps)
+	mpt__attention_matrix_back_kernel(const __grid_constant__ mpt__attention w) {
+#if MPT__MATRIX
+	mpt__attention_backward<F16, D, ANY, BY_KEYS, SUMS, false>(w, blockIdx.x);
+#endif
+}
+
+template <bool F16, int D, bool BY_KEYS, int SUMS>
+__global__ void __launch_bounds__(MPT__WARP *mpt__attention_cut<D>::back_warps, 1)
+	mpt__attention_careful_back_kernel(const __grid_constant__ mpt__attention w) {
+#if MPT__MATRIX
+	for (unsigned int block = blockIdx.x; block < w.items; block += gridDim.x) {
+		if (!w.leaks[block]) continue;
+		const long long item = BY_KEYS ? block : w.items - 1 - block;
+		mpt__attention_again(w, mpt__attention_at(w, item, BY_KEYS),
+							 BY_KEYS ? MPT__ATTENTION_DKV : MPT__ATTENTION_DQ,
+							 F16 ? MPT_F16 : MPT_BF16);
+		mpt__attention_backward<F16, D, true, BY_KEYS, SUMS, true>(w, block);
+		__syncthreads();
+	}
+#endif
+}
+
+/* ---- Host ---- */
+
+/* Whether the rows of an array come in pieces of eight that are aligned. */
+int mpt__attention_eights(const mpt__array &array, int columns) {
+	bool good = array.stride[3] == 1 && columns % 8 == 0 && (size_t)array.data % 16 == 0;
+	good = good && (array.dtype == MPT_F32 || array.dtype == MPT_F16 || array.dtype == MPT_BF16);
+	for (int d = 0; d < 3; d++) good = good && array.stride[d] % 8 == 0;
+	return good;
+}
+
+int mpt__attention_whole(const mpt__array &array, int half, int columns) {
+	return array.dtype == half && mpt__attention_eights(array, columns);
+}
+
+/* The halves that tensor cores multiply: those of the region, or, of tensors that are halves, their
+   own. 0: none. */
+int mpt__attention_half(const mpt__cuda_call *call, const mpt__attention &w) {
+	const int own = w.compute == MPT_F32 ? w.q.dtype : w.compute;
+	const bool half = own == MPT_F16 || own == MPT_BF16;
+	if (!call->cuda->matrix || !half) return 0;
+	if (w.compute == MPT_F32 && (w.k.dtype != own || w.v.dtype != own)) return 0;
+	return own;
+}
+
+/* Numbers of 32 or 16 bits, if any, whose strides within a head fit into ints. */
+bool mpt__attention_fits(const mpt__array &array) {
+	const long long most = 1 << 28;
+	for (int d = 2; d < 4; d++)
+		if (array.data != NULL && array.stride[d] > most) return false;
+	return array.data == NULL || array.dtype == MPT_F32 || array.dtype == MPT_F16 ||
+		   array.dtype == MPT_BF16;
+}
+
+/* Room for whether each block leaks, of which every one has 64 rows or more. */
+int64_t mpt__cuda_attention_workspace(const mpt__launch *launch) {
+	const int64_t *q = launch->operand[0].shape, keys = launch->operand[1].shape[2];
+	if (launch->index[0] == 0 && launch->operand[3].storage == 0) return 0;
+	return q[0] * q[1] * (((q[2] > keys ? q[2] : keys) + 63) / 64) * (int64_t)sizeof(unsigned int);
+}
+
+/* Whether tensor cores can do it, and how it is cut then. What they take: numbers of 32 and 16
+   bits, a factor that may divide a mask, a mask of the usual dtypes. */
+bool mpt__attention_matrix(const mpt__cuda_call *call, mpt__attention *w, bool by_keys, int rows,
+						   size_t bytes) {
+	const long long most = 0x7fffffff, longest = 1 << 29;
+	const int half = mpt__attention_half(call, *w), mask = w->mask.dtype;
+	if (!mpt__attention_fits(w->q) || !mpt__attention_fits(w->k) || !mpt__attention_fits(w->v))
+		return false;
+	if (!mpt__attention_fits(w->dout) || !mpt__attention_fits(w->out)) return false;
+	if (w->queries > longest || w->keys > longest || w->past > longest) return false;
+	if (w->window > 2 * longest) w->window = 2 * longest;
+	if (w->lse.data != NULL && w->lse.dtype != MPT_F32) return false;
+	if (w->delta.data != NULL && w->delta.dtype != MPT_F32) return false;
+	if (w->mask.data != NULL && mask != MPT_BOOL && mask != MPT_F32 && mask != half) return false;
+	if (!(w->scale > 1e-30f && w->scale < 1e30f)) return false;
+	w->rows = rows;
+	w->steep = w->scale * MPT__LOG2E;
+	w->blocks = ((by_keys ? w->keys : w->queries) + rows - 1) / rows;
+	w->items = call->launch->operand[0].shape[0] * (by_keys ? w->heads / w->group : w->heads);
+	if (w->items > most / w->blocks) return false;
+	w->items *= w->blocks;
+	w->leaks = w->causal || w->mask.data != NULL ? (unsigned int *)call->workspace : NULL;
+	for (w->n = 32; mpt__attention_bytes(*w, by_keys) > bytes;) w->n /= 2;
+	w->eights[0] = mpt__attention_whole(w->q, half, w->depth);
+	w->eights[1] = mpt__attention_whole(w->k, half, w->depth);
+	w->eights[2] = mpt__attention_whole(w->v, half, w->width);
+	w->eights[3] = mpt__attention_whole(w->dout, half, w->width);
+	return true;
+}
+
+/* Blocks of a second kernel, which mostly finds nothing to do. */
+unsigned int mpt__attention_few(const mpt__cuda_call *call, const mpt__attention &w) {
+	const long long most = 4LL * call->cuda->processors;
+	return (unsigned int)(w.items < most ? w.items : most);
+}
+
+/* Whether a kernel can have so much shared memory. */
+bool mpt__attention_shares(void (*kernel)(mpt__attention), size_t bytes) {
+	if (bytes + 16 <= MPT__ATTENTION_ROOM) return true;
+	if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) ==
+		cudaSuccess)
+		return true;
+	cudaGetLastError();
+	return false;
+}
+
+template <bool F16, int D, bool ANY>
+bool mpt__attention_matrix_out(const mpt__cuda_call *call, mpt__attention w) {
+	typedef mpt__attention_cut<D> cut;
+	const size_t tiles = (size_t)(cut::rows + 2 * cut::keys) * cut::pitch * 2;
+	const size_t sums = (size_t)cut::rows * (D + 1) * sizeof(float);
+	const size_t bytes = tiles > sums ? tiles : sums;
+	if (!mpt__attention_matrix(call, &w, false, cut::rows, bytes)) return false;
+	w.store_eights[0] = mpt__attention_eights(w.out, w.width);
+	mpt__attention_matrix_kernel<F16, D, ANY>
+		<<<(unsigned int)w.items, MPT__WARP * cut::warps, bytes, call->stream>>>(w);
+	if (w.leaks != NULL)
+		mpt__attention_careful_kernel<F16, D>
+			<<<mpt__attention_few(call, w), MPT__WARP * cut::warps, bytes, call->stream>>>(w);
+	return true;
+}
+
+template <bool F16, int D, bool ANY, bool BY_KEYS, int SUMS>
+bool mpt__attention_matrix_back(const mpt__cuda_call *call, mpt__attention w) {
+	typedef mpt__attention_cut<D> cut;
+	typedef mpt__attention_block<D, BY_KEYS, SUMS> room;
+	size_t bytes = (size_t)(room::own + cut::stages * room::stage) * 2 + room::floats * 4;
+	const size_t sums = (size_t)cut::back_rows * (D + 1) * sizeof(float);
+	if (bytes < sums) bytes = sums;
+	if (!mpt__attention_matrix(call, &w, BY_KEYS, cut::back_rows, bytes)) return false;
+	w.store_eights[0] = mpt__attention_eights(w.dq, w.depth);
+	w.store_eights[1] = mpt__attention_eights(w.dk, w.depth);
+	w.store_eights[2] = mpt__attention_eights(w.dv, w.width);
+	const unsigned int blocks = (unsigned int)w.items, threads = MPT__WARP * cut::back_warps;
+	if (!mpt__attention_shares(mpt__attention_matrix_back_kernel<F16, D, ANY, BY_KEYS, SUMS>,
+							   bytes) ||
+		!mpt__attention_shares(mpt__attention_careful_back_kernel<F16, D, BY_KEYS, SUMS>, bytes))
+		return false;
+	mpt__attention_matrix_back_kernel<F16, D, ANY, BY_KEYS, SUMS>
+		<<<blocks, threads, bytes, call->stream>>>(w);
+	if (w.leaks != NULL && (BY_KEYS || w.dq.data != NULL))
+		mpt__attention_careful_back_kernel<F16, D, BY_KEYS, SUMS>
+			<<<mpt__attention_few(call, w), threads, bytes, call->stream>>>(w);
+	return true;
+}
+
+/* The gradients that `w` has room for: of queries, or of keys and values. */
+template <bool F16, int D, bool ANY>
+bool mpt__attention_matrix_gradients(const mpt__cuda_call *call, const mpt__attention &w) {
+	if (w.out.data != NULL)
+		return mpt__attention_matrix_back<F16, D, ANY, false, MPT__SLOPES>(call, w);
+	if constexpr (D <= 64) {
+		return mpt__attention_matrix_back<F16, D, ANY, true, MPT__SLOPES | MPT__WEIGHTS>(call, w);
+	} else {
+		mpt__attention keys = w, values = w;
+		keys.dv.data = values.dk.data = NULL;
+		if (keys.dk.data != NULL &&
+			!mpt__attention_matrix_back<F16, D, ANY, true, MPT__SLOPES>(call, keys))
+			return false;
+		return values.dv.data == NULL ||
+			   mpt__attention_matrix_back<F16, D, ANY, true, MPT__WEIGHTS>(call, values);
+	}
+}
+
+template <bool F16, int D, bool ANY>
+bool mpt__attention_matrix_in(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
+	return back ? mpt__attention_matrix_gradients<F16, D, ANY>(call, w)
+				: mpt__attention_matrix_out<F16, D, ANY>(call, w);
+}
+
+/* By the smallest D into which a head fits; what is ANY has fewer, each of which takes a second to
+   compile. */
+template <bool F16>
+bool mpt__attention_matrix_of(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
+	const int depth = w.depth > w.width ? w.depth : w.width, half = F16 ? MPT_F16 : MPT_BF16;
+	if (depth == 0 || depth > 128) return false;
+	bool any = w.mask.data != NULL || w.drops || !mpt__attention_whole(w.q, half, w.depth);
+	any = any || !mpt__attention_whole(w.k, half, w.depth);
+	any = any || !mpt__attention_whole(w.v, half, w.width);
+	any = any || (w.dout.data != NULL && !mpt__attention_whole(w.dout, half, w.width));
+	if (any && depth <= 64) return mpt__attention_matrix_in<F16, 64, true>(call, w, back);
+	if (any) return mpt__attention_matrix_in<F16, 128, true>(call, w, back);
+	if (depth <= 32) return mpt__attention_matrix_in<F16, 32, false>(call, w, back);
+	if (depth <= 64) return mpt__attention_matrix_in<F16, 64, false>(call, w, back);
+	if (depth <= 96) return mpt__attention_matrix_in<F16, 96, false>(call, w, back);
+	return mpt__attention_matrix_in<F16, 128, false>(call, w, back);
+}
+
+/* Forward or backward, if tensor cores can do it. */
+bool mpt__cuda_attention_matrix(const mpt__cuda_call *call, const mpt__attention &w, bool back) {
+	const int half = mpt__attention_half(call, w);
+	if (half == 0) return false;
+	return half == MPT_F16 ? mpt__attention_matrix_of<true>(call, w, back)
+						   : mpt__attention_matrix_of<false>(call, w, back);
+}
+
+/* ---- Either way ---- */
+
+mpt_status mpt__cuda_attention(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.out = mpt__array_of(call, 4);
+	w.lse = mpt__array_of(call, 5);
+	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, false)) return MPT_OK;
+	mpt__attention_kernel<<<mpt__attention_blocks(w), MPT__THREADS, mpt__attention_bytes(w, false),
+							call->stream>>>(w);
+	return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dq(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, false, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.lse = mpt__array_of(call, 4);
+	w.dout = mpt__array_of(call, 5);
+	w.delta = mpt__array_of(call, 6);
+	w.dq = mpt__array_of(call, 7);
+	w.out = mpt__array_of(call, 8);
+	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, true)) return MPT_OK;
+	mpt__attention_dq_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+							   mpt__attention_bytes(w, false), call->stream>>>(w);
+	return MPT_OK;
+}
+
+mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
+	mpt__attention w;
+	if (!mpt__attention_of(call, true, &w)) return MPT_ERROR_UNSUPPORTED;
+	w.lse = mpt__array_of(call, 4);
+	w.dout = mpt__array_of(call, 5);
+	w.delta = mpt__array_of(call, 6);
+	w.dk = mpt__array_of(call, 7);
+	w.dv = mpt__array_of(call, 8);
+	if (w.items == 0 || mpt__cuda_attention_matrix(call, w, true)) return MPT_OK;
+	mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
+								mpt__attention_bytes(w, true), call->stream>>>(w);
+	return MPT_OK;
+}
 /* ----
  * cuda/fp8.cu: scaled fp8.
  * ---- */
@@ -7186,8 +8330,8 @@ struct mpt__fp8 {
 	void *to;
 	int from_dtype, to_dtype, way;
 	long long count;
-	const float *state; /* NULL: a scale of 1 */
-	float *most;        /* NULL: nobody asks */
+	const float *state;	/* NULL: a scale of 1 */
+	float *most;		/* NULL: nobody asks */
 };
 
 /* A code; what was not finite may overflow where the rest saturates. */
@@ -7214,7 +8358,7 @@ __global__ void mpt__fp8_scale_kernel(const mpt__fp8 f) {
 	}
 	if (f.most == NULL) return;
 	most = mpt__block_max(most);
-	if (threadIdx.x == 0) atomicMax((int *)f.most, __float_as_int(most)); /* ordered as ints are */
+	if (threadIdx.x == 0) atomicMax((int *)f.most, __float_as_int(most));	/* ordered as ints are */
 }
 
 mpt_status mpt__cuda_fp8_scale(const mpt__cuda_call *call) {
@@ -7254,7 +8398,7 @@ mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
 
 /* A row of an operand for each sequence. */
 struct mpt__cell_rows {
-	void *data; /* NULL: absent */
+	void *data;	/* NULL: absent */
 	long long step;
 	int dtype, unused;
 };
@@ -7384,7 +8528,7 @@ mpt_status mpt__cuda_recurrent(const mpt__cuda_call *call) {
 
 /* ==== Memory and transfers ==== */
 
-#define MPT__STAGES 4 /* uploads under way at once */
+#define MPT__STAGES 4	/* uploads under way at once */
 #define MPT__STAGE_BYTES ((size_t)1 << 20)
 
 /* Page-locked memory that its owner fills. `read` ends an upload from it; before the next one,
@@ -7402,7 +8546,7 @@ struct mpt__cuda_stage {
 struct mpt__cuda_transfers {
 	cudaStream_t side;
 	struct mpt__cuda_stage *stages;
-	char *host, *device; /* MPT__STAGES stages */
+	char *host, *device;	/* MPT__STAGES stages */
 	cudaEvent_t from_host[MPT__STAGES], done[MPT__STAGES];
 	int next;
 };
@@ -7649,6 +8793,9 @@ int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
 	case MPT__K_CONV_BACKWARD_WEIGHT: return mpt__cuda_conv_workspace(launch);
 	case MPT__K_NORM: return mpt__cuda_norm_workspace(launch);
 	case MPT__K_NORM_BACKWARD: return mpt__cuda_norm_workspace(launch);
+	case MPT__K_ATTENTION: return mpt__cuda_attention_workspace(launch);
+	case MPT__K_ATTENTION_DQ: return mpt__cuda_attention_workspace(launch);
+	case MPT__K_ATTENTION_DKV: return mpt__cuda_attention_workspace(launch);
 	case MPT__K_EMBEDDING_BACKWARD: return mpt__cuda_embedding_backward_workspace(launch);
 	default: return 0;
 	}
@@ -7683,7 +8830,7 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
 	call.stream = cuda->stream;
 	for (int i = 0; i < launch->n_operands; i++) {
 		const mpt__operand &o = launch->operand[i];
-		char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
+		char *base = (char *)execution->data[o.storage];	/* storage 0 is NULL */
 		if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
 	}
 	mpt_status status = mpt__cuda_left_over(cuda);
@@ -7824,11 +8971,12 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
 	snprintf(cuda->name, sizeof cuda->name, "%s", card.name);
 	cuda->processors = card.multiProcessorCount;
 	cuda->capability = card.major * 10 + card.minor;
+	cuda->matrix = cuda->capability >= 80 && kernel.ptxVersion >= 80;
 	cuda->memory = (int64_t)card.totalGlobalMem;
 	cuda->transfers = mpt__cuda_transfers_create(&error);
 	if (!cuda->transfers) return mpt__cuda_check(cuda, error, "memory for transfers");
 	cuda->products = mpt__cuda_products_create(cuda);
-	return cuda->products ? MPT_OK : MPT_ERROR_DEVICE; /* it has said why */
+	return cuda->products ? MPT_OK : MPT_ERROR_DEVICE;	/* it has said why */
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
  * It belongs to mptrain.h of the same version, which includes it by name. Put it where the compiler
  * finds it, define MPTRAIN_USE_MPI where MPTRAIN_IMPLEMENTATION is, and build with mpicc:
  *
- *     #define MPTRAIN_USE_MPI
- *     #define MPTRAIN_IMPLEMENTATION
- *     #include "mptrain.h"
+ *		#define MPTRAIN_USE_MPI
+ *		#define MPTRAIN_IMPLEMENTATION
+ *		#include "mptrain.h"
  *
  * Other files of a program include it behind mptrain.h, for the declarations, which need no mpi.h.
  * ---- */
@@ -17,11 +17,11 @@
 /* ==== Training by several processes ===========================================================
 
 	mpt_context *ctx = mpt_create(NULL);
-	mpt_parallel_begin(ctx, NULL);              <- joins the processes that mpirun has started
+	mpt_parallel_begin(ctx, NULL);				<- joins the processes that mpirun has started
 	mpt_module net = ...;
-	mpt_data_parallel(net, NULL);               <- the weights of rank 0 for all
+	mpt_data_parallel(net, NULL);				<- the weights of rank 0 for all
 	mpt_optimizer opt = mpt_adamw(net, NULL);
-	lc.rank = mpt_parallel_rank(ctx), lc.world = mpt_parallel_world(ctx);     (of the loader)
+	lc.rank = mpt_parallel_rank(ctx), lc.world = mpt_parallel_world(ctx);		(of the loader)
 	... the loop of one process, as it is ...
 	mpt_parallel_end(ctx);
 	mpt_destroy(ctx);
@@ -41,15 +41,27 @@ mpt_backward keep their gradients, and the last one averages over all A times wo
 are those of the batches as they are, not divided by A. mpt_zero_grad comes before the first, the
 optimizer's step after the last. Who would rather keep count of it leaves A at 1 and calls all but
 the last backward between mpt_no_sync_begin and mpt_no_sync_end, as PyTorch's no_sync; there
-gradients are summed, and losses divided by the program.
+gradients are summed, and losses divided by the program; the tree is then one over ranks.
 
-The same bits on any number of ranks. With `deterministic`, gradients are summed in one fixed tree
-over the world * A batches of a step: batch number i belongs to rank i / A, as its call i % A. So 1
-rank of 4 micro-batches, 2 of 2 and 4 of 1 make the same weights, bit for bit, whatever arrives
-when. Without, sums are MPI's, in an order that depends on the number of ranks. It costs memory:
-with A a power of two log2 A + 2 times that of the gradients, else up to twice as many. Dropout
-draws by the number of the batch, so that its masks are the same too, if one step (mpt_step_begin)
-holds all A.
+The same bits on any number of ranks. Gradients are summed in one fixed tree over the world * A
+batches of a step: batch number i belongs to rank i / A, as its call i % A. So 1 rank of 4
+micro-batches, 2 of 2 and 4 of 1 make the same weights, bit for bit, whatever arrives when. As many
+bytes travel as in MPI's own order, and steps take as long (within 2 % where gradients hide behind
+backward, 8 % where they are most of the step); with A = 1 it takes one more array of the size of
+the gradients, with A a power of two log2 A + 1 more, else up to twice as many. `deterministic` =
+false saves that: sums in MPI's order, which depends on the number of ranks. In fp32 the loss is
+then the same within 1e-5 after 100 steps; in halves a sum that differs in its last bit rounds some
+weight or activation the other way, of which training makes more, up to 1e-2 after 100 steps: no
+worse, but another one. Dropout draws by the number of the batch, so that its masks are the same
+too, if one step (mpt_step_begin) holds all A.
+
+Batch norms use the statistics of their rank's batch, and rank 0's running ones are for all. With
+sync_batch_norm they are those of the batches of all ranks, forward and backward, so that a net
+trains as one process with the whole batch does, but for rounding (fp32: gradients within 1e-5,
+halves: within their own); they are the same on all ranks, bit for bit. It holds for all batch norms
+of the context that train, of at most 8192 channels. All ranks have to run the same ones in the same
+order, each with a batch of at least two values per channel; batches may be of other sizes. Each
+costs a message forward and one backward for which backward waits. Source: PyTorch's SyncBatchNorm.
 
 Loss scaling. A gradient that is not finite on one rank is not finite in the mean, on all: all
 ranks skip the step, and their scales stay equal, as do norms that clip. mpt_parallel_statistics
@@ -63,16 +75,21 @@ saved: before mpt_parallel_end, for whose end the launcher may end the others. N
 asked of the other ranks any more: end the process. A rank that fails in mpt_backward, or calls
 mpt_parallel_end with an error, tells the others, who fail with its message.
 
-A rank that is stopped (SIGSTOP) or cut off is found out so with both MPIs. Of one that is killed
-their launchers hear, too, and end all others at once: then the last checkpoint is what is left, and
-the run goes on from it, on fewer ranks if need be. With MPICH a shell in between, which lasts
-longer than the deadline, keeps that from its launcher: the others live, find out and save.
+A rank that is stopped (SIGSTOP) is found out so with both MPIs, one whose network is cut with Open
+MPI. Of one that is killed their launchers hear, too, and end all others at once: then the last
+checkpoint is what is left, and the run goes on from it, on fewer ranks if need be. With MPICH a
+shell in between, which lasts longer than the deadline, keeps that from its launcher: the others
+live, find out and save.
 
-	mpirun -n 4 sh -c './train || sleep 320'
+	UCX_TLS=posix,self mpirun -n 4 sh -c './train || sleep 320'
+
+UCX, by which Debian's MPICH 4.0 sends, else ends whoever was copying from the memory of the one
+that was killed. Over TCP that MPICH now and then waits for ever in MPI_Finalize, behind a training
+that is done: across machines Open MPI is what was tried.
 
 Limits: CPU contexts; one net per context (put several below one module); no captured steps, no
 mpt_update_in_backward. Weights that are frozen when mpt_data_parallel is called are left out: call
-it again after mpt_freeze. Batch norms use the statistics of their rank's batch. */
+it again after mpt_freeze. */
 #ifndef MPT__PARALLEL_FACE_INCLUDED
 #define MPT__PARALLEL_FACE_INCLUDED
 
@@ -81,8 +98,8 @@ extern "C" {
 #endif
 
 typedef struct mpt_parallel_config {
-	double deadline; /* 300: seconds that a call may wait for other ranks; 0: without end */
-	double grace;    /* 5: seconds that a rank then has to answer that it is there */
+	double deadline;	/* 300: seconds that a call may wait for other ranks; 0: without end */
+	double grace;		/* 5: seconds that a rank then has to answer that it is there */
 } mpt_parallel_config;
 MPTRAIN_API mpt_parallel_config mpt_parallel_config_default(void);
 
@@ -107,7 +124,7 @@ MPTRAIN_API mpt_status mpt_barrier(mpt_context *context);
 MPTRAIN_API mpt_status mpt_broadcast(mpt_tensor tensor, int root);
 typedef enum mpt_parallel_op {
 	MPT_PARALLEL_SUM,
-	MPT_PARALLEL_MEAN, /* of floats */
+	MPT_PARALLEL_MEAN,	/* of floats */
 	MPT_PARALLEL_MAX,
 	MPT_PARALLEL_MIN
 } mpt_parallel_op;
@@ -123,11 +140,12 @@ MPTRAIN_API mpt_status mpt_broadcast_module(mpt_module module, int root);
 MPTRAIN_API mpt_status mpt_compare_ranks(mpt_module module);
 
 typedef struct mpt_data_parallel_config {
-	int64_t micro_batches; /* 1: calls of mpt_backward whose gradients are averaged, per rank */
-	bool deterministic;    /* false; true: sums in one order for any number of ranks */
-	bool keep_buffers;     /* false: running statistics of rank 0 for all behind each step that
+	int64_t micro_batches;	/* 1: calls of mpt_backward whose gradients are averaged, per rank */
+	bool deterministic;		/* true: sums in one order for any number of ranks; false: MPI's */
+	bool keep_buffers;		/* false: running statistics of rank 0 for all behind each step that
 							  had a reduction (mpt_step_end); true: each rank keeps its own */
-	int64_t bucket_bytes;  /* 4 MB: gradients that travel together */
+	int64_t bucket_bytes;	/* 4 MB: gradients that travel together */
+	bool sync_batch_norm;	/* false; true: batch norms use the batches of all ranks */
 } mpt_data_parallel_config;
 MPTRAIN_API mpt_data_parallel_config mpt_data_parallel_config_default(void);
 /* From now on mpt_backward averages the gradients of the net over all ranks. The net gets the
@@ -137,19 +155,28 @@ MPTRAIN_API mpt_data_parallel_config mpt_data_parallel_config_default(void);
    become ready, by which buckets are then made. NULL: defaults. Source: PyTorch's
    DistributedDataParallel. */
 MPTRAIN_API mpt_status mpt_data_parallel(mpt_module net, const mpt_data_parallel_config *config);
+/* ZeRO-1: from now on each rank holds its part of the optimizer's moments, also of 8 bits, and of
+   its masters. It updates the weights of that part and gets the others: the same bits as without.
+   `on` = false brings all parts together on each rank. That comes before what is about whole
+   states, which is an error till then: checkpoints and other files of them, their hash,
+   mpt_optimizer_add. What rank 0 saves then loads on any number of ranks. To be called on all
+   ranks, behind mpt_data_parallel. Errors: L-BFGS, Muon and optimizers of your own, updates in
+   backward, stochastic rounding, more than 2^27 weights in one piece.
+   Source: Rajbhandari et al. 2019. */
+MPTRAIN_API mpt_status mpt_shard_states(mpt_optimizer optimizer, bool on);
 /* Between them mpt_backward adds to this rank's own gradients alone; nested ones count. */
 MPTRAIN_API mpt_status mpt_no_sync_begin(mpt_context *context);
 MPTRAIN_API mpt_status mpt_no_sync_end(mpt_context *context);
 
 typedef struct mpt_parallel_stats {
-	int64_t reductions;         /* backward passes that ended in one, so far */
-	int64_t buckets, bytes;     /* of one reduction, with what fills buckets up */
-	double seconds_waited;      /* at the end of mpt_backward: what backward did not hide */
-	int64_t memory;             /* bytes that buckets take, in all */
-	int64_t nonfinite;          /* reductions to which some rank gave what is not finite */
-	int nonfinite_rank;         /* the first such rank of the last such reduction; -1: none yet */
+	int64_t reductions;			/* backward passes that ended in one, so far */
+	int64_t buckets, bytes;		/* of one reduction, with what fills buckets up */
+	double seconds_waited;		/* at the end of mpt_backward: what backward did not hide */
+	int64_t memory;				/* bytes that buckets take, in all */
+	int64_t nonfinite;			/* reductions to which some rank gave what is not finite */
+	int nonfinite_rank;			/* the first such rank of the last such reduction; -1: none yet */
 	char nonfinite_parameter[128];
-	int lost_rank;              /* the first one that did not answer; -1: none */
+	int lost_rank;				/* the first one that did not answer; -1: none */
 } mpt_parallel_stats;
 MPTRAIN_API mpt_parallel_stats mpt_parallel_statistics(mpt_context *context);
 
@@ -197,25 +224,25 @@ enum { MPT__TALK_ASK = 1, MPT__TALK_HERE, MPT__TALK_VERDICT, MPT__TALK_BYE, MPT_
 
 enum {
 	MPT__TALK_BYTES = 400,
-	MPT__TALK_RANK = 8,        /* of them, before a verdict: the rank that is lost, or -1 */
-	MPT__GATHER_BYTES = 512,   /* of a rank, at most */
-	MPT__POLLS_AWAKE = 2000,   /* before a wait begins to sleep: about as long as a message takes */
-	MPT__POLLS_DEAF = 32       /* between two looks at the talk */
+	MPT__TALK_RANK = 8,			/* of them, before a verdict: the rank that is lost, or -1 */
+	MPT__GATHER_BYTES = 512,	/* of a rank, at most */
+	MPT__POLLS_AWAKE = 2000,	/* before a wait begins to sleep: about as long as a message takes */
+	MPT__POLLS_DEAF = 32		/* between two looks at the talk */
 };
-static const int64_t mpt__mpi_bytes = INT64_C(1) << 30; /* of one call: MPI counts in int */
+static const int64_t mpt__mpi_bytes = INT64_C(1) << 30;	/* of one call: MPI counts in int */
 
 typedef struct mpt__world {
-	uint32_t storage; /* in which this lies, and the arrays behind it */
+	uint32_t storage;	/* in which this lies, and the arrays behind it */
 	int rank, world;
 	mpt_parallel_config config;
 	MPI_Comm comm[MPT__MPI_COMMS];
-	bool met;  /* the communicators are there */
-	bool lost; /* a rank is, or has failed: nothing more can be asked of the others */
+	bool met;	/* the communicators are there */
+	bool lost;	/* a rank is, or has failed: nothing more can be asked of the others */
 	int lost_rank;
-	char said[MPT__TALK_KINDS][MPT__TALK_BYTES]; /* being sent, by kind */
-	char verdict[MPT__TALK_BYTES];               /* of another rank; "" for none */
-	uint8_t *answered, *parted;                  /* by rank */
-	unsigned char *gathered;                     /* by rank, MPT__GATHER_BYTES of each at most */
+	char said[MPT__TALK_KINDS][MPT__TALK_BYTES];	/* being sent, by kind */
+	char verdict[MPT__TALK_BYTES];					/* of another rank; "" for none */
+	uint8_t *answered, *parted;						/* by rank */
+	unsigned char *gathered;						/* by rank, MPT__GATHER_BYTES of each at most */
 	/* What gradients are reduced by, parallel/buckets.c, and how it ends; NULL: none. */
 	void *net;
 	void (*net_end)(mpt_context *ctx, struct mpt__world *w);
@@ -535,7 +562,7 @@ mpt_status mpt_parallel_begin(mpt_context *ctx, const mpt_parallel_config *confi
 		mpt__listen(ctx, MPT__RECORDING_ASKED, mpt__world_hangs, w);
 	if (mpt__ok(ctx))
 		mpt__mpi_contexts++;
-	else if (!w->lost) /* what MPI still has of it is left to it */
+	else if (!w->lost)	/* what MPI still has of it is left to it */
 		mpt__storage_release(ctx, storage);
 	return ctx->base.status;
 }
@@ -593,7 +620,7 @@ mpt_status mpt_parallel_end(mpt_context *ctx) {
 	const bool whole = w->lost_rank < 0;
 	for (int i = 0; i < MPT__MPI_COMMS && whole && !w->lost; i++) MPI_Comm_free(&w->comm[i]);
 	mpt__mpi_contexts--;
-	if (whole) mpt__storage_release(ctx, w->storage); /* else messages may still be in it */
+	if (whole) mpt__storage_release(ctx, w->storage);	/* else messages may still be in it */
 	if (whole && mpt__mpi_ours && mpt__mpi_contexts == 0) MPI_Finalize();
 	return ctx->base.status;
 }
@@ -607,7 +634,7 @@ mpt_status mpt_parallel_end(mpt_context *ctx) {
 
 typedef struct {
 	char call[24];
-	int32_t option; /* root or op */
+	int32_t option;	/* root or op */
 	int32_t dtype, rank;
 	int64_t dim[MPT_MAX_RANK];
 } mpt__ticket;
@@ -870,7 +897,7 @@ static bool mpt__nets_agree(mpt_context *ctx, mpt__world *w, mpt__module *module
 			return mpt__reject(ctx, SHAPE,
 				"the nets of the ranks differ: rank 0 has %s, rank %d has %s", text, r, other);
 		}
-		if (strcmp(text, "nothing") == 0) break; /* what differs is not in the text */
+		if (strcmp(text, "nothing") == 0) break;	/* what differs is not in the text */
 	}
 	return odd == -1 ||
 		(odd >= 0 && mpt__reject(ctx, SHAPE, "the nets of ranks 0 and %d differ", odd));
@@ -923,7 +950,7 @@ mpt_status mpt_compare_ranks(mpt_module module) {
 
 /* ==== The tree ==== */
 
-enum { MPT__NODES = 48 }; /* of a rank at a time; two for each level of at most 2^20 batches */
+enum { MPT__NODES = 48 };	/* of a rank at a time; two for each level of at most 2^20 batches */
 
 typedef struct {
 	int64_t start;
@@ -932,7 +959,7 @@ typedef struct {
 
 /* Nodes that stand beside each other and wait for what lies between them and the root. */
 typedef struct {
-	int64_t batches; /* of the whole tree */
+	int64_t batches;	/* of the whole tree */
 	int count;
 	mpt__node node[MPT__NODES];
 } mpt__nodes;
@@ -947,7 +974,7 @@ static int mpt__nodes_push(mpt__nodes *nodes, mpt__node node) {
 		const int64_t width = INT64_C(1) << last->level;
 		const bool left = (last->start >> last->level & 1) == 0;
 		if (left && last->start + width >= nodes->batches && width < nodes->batches) {
-			last->level++; /* there is no right half */
+			last->level++;	/* there is no right half */
 		} else if (!left && nodes->count > 1 && before->level == last->level &&
 			before->start + width == last->start) {
 			before->level++;
@@ -979,17 +1006,17 @@ static void mpt__add_floats(float *to, const float *from, int64_t count) {
 /* ==== What is kept ==== */
 
 typedef struct {
-	uint32_t parameter; /* index in ctx->parameters */
+	uint32_t parameter;	/* index in ctx->parameters */
 	int32_t bucket;
-	int64_t offset, numel; /* in the flat array */
-	uint32_t last;         /* number of the record of this pass behind which it is ready; 0: none */
-	int32_t ready;         /* its place among those that became ready, in the pass that looked */
+	int64_t offset, numel;	/* in the flat array */
+	uint32_t last;			/* number of the record of this pass behind which it is ready; 0: none */
+	int32_t ready;			/* its place among those that became ready, in the pass that looked */
 } mpt__gradient_slice;
 
 typedef struct {
-	int64_t first, slices; /* among the slices */
-	int64_t offset, count; /* in the flat array; a multiple of the world */
-	int64_t waits;         /* gradients that are still to come */
+	int64_t first, slices;	/* among the slices */
+	int64_t offset, count;	/* in the flat array; a multiple of the world */
+	int64_t waits;			/* gradients that are still to come */
 	int requests;
 	MPI_Request request[MPT__NODES];
 } mpt__bucket;
@@ -997,42 +1024,43 @@ typedef struct {
 /* What ranks tell each other with each reduction. */
 typedef struct {
 	int64_t reduction;
-	uint64_t used; /* which parameters have a gradient */
-	uint64_t sums; /* what the reduction before has given */
+	uint64_t used;	/* which parameters have a gradient */
+	uint64_t sums;	/* what the reduction before has given */
 	int32_t failed;
-	int32_t nonfinite; /* the last such parameter, where backward begins; -1: none */
+	int32_t nonfinite;	/* the last such parameter, where backward begins; -1: none */
 } mpt__report;
 
 typedef struct mpt__net {
 	mpt_data_parallel_config config;
 	mpt_module module;
-	uint32_t storage, flat[MPT__NODES], received; /* storages */
-	int64_t count;      /* of slices */
-	mpt__gradient_slice *slices; /* in the order of buckets */
-	int32_t *slice_of;  /* by parameter: 1 + the slice; 0: none */
-	int64_t known;      /* parameters that it has places for */
-	int32_t *order;     /* scratch: by slice */
-	uint8_t *used;      /* by slice: it has a gradient, of some batch so far */
+	uint32_t storage, flat[MPT__NODES], received;	/* storages */
+	int64_t count;		/* of slices */
+	mpt__gradient_slice *slices;	/* in the order of buckets */
+	int32_t *slice_of;	/* by parameter: 1 + the slice; 0: none */
+	int64_t known;		/* parameters that it has places for */
+	int32_t *order;		/* scratch: by slice */
+	uint8_t *used;		/* by slice: it has a gradient, of some batch so far */
 	mpt__report *reports;
 	int64_t bucket_count, floats, bucket_floats;
 	mpt__bucket *buckets;
-	int levels;       /* flat arrays */
-	int pieces;       /* nodes of the rank that has most at the end */
-	mpt__nodes nodes; /* of this rank, so far */
-	int joins;        /* in this pass */
+	int levels;			/* flat arrays */
+	int pieces;			/* nodes of the rank that has most at the end */
+	mpt__nodes nodes;	/* of this rank, so far */
+	int joins;			/* in this pass */
 	float *level[MPT__NODES];
 	float *incoming;
-	int64_t micro;      /* batches that are in */
-	int64_t reductions; /* so far */
-	int64_t no_sync;    /* nested */
-	bool reducing, collecting; /* in this pass; collecting: each pass is a leaf of the tree */
-	bool ordered;              /* buckets follow the order in which gradients become ready */
-	bool buffers;              /* the net has running statistics */
-	bool due;                  /* they are to be broadcast when the step ends */
+	int64_t micro;		/* batches that are in */
+	int64_t reductions;	/* so far */
+	int64_t no_sync;	/* nested */
+	bool reducing, collecting;	/* in this pass; collecting: each pass is a leaf of the tree */
+	bool ordered;				/* buckets follow the order in which gradients become ready */
+	bool buffers;				/* the net has running statistics */
+	bool due;					/* they are to be broadcast when the step ends */
 	int32_t became_ready;
-	int64_t next, spread, done; /* buckets that have started, are summed, are there */
+	int64_t next, spread, done;	/* buckets that have started, are summed, are there */
 	uint64_t sums;
 	int32_t nonfinite;
+	struct mpt__norm_sync *sync;	/* of batch norms, parallel/norms.c; NULL: none */
 } mpt__net;
 
 static mpt__net *mpt__net_of(const mpt__world *w) { return w ? (mpt__net *)w->net : NULL; }
@@ -1216,6 +1244,306 @@ static mpt_status mpt__bucket_unpack(
 }
 
 /* ----
+ * parallel/norms.c: batch norms whose statistics are those of the batches of all ranks.
+ *
+ * The kernel of the norm stays as it is. Forward it is given a mean and variance, which are made
+ * here before it runs. Backward it takes off the means of this rank's gradients, as it always does,
+ * and what those of all ranks would take off besides is taken off here behind it: a small
+ * correction, as batches are alike. Sums are in double, over ranks in their order.
+ * ---- */
+
+enum { MPT__SYNC_CHANNELS = 8192, MPT__SYNC_PIECE = 256 };
+
+/* What is done with each element x of channel c, forward and backward; dy is behind relu. */
+typedef enum {
+	MPT__SYNC_MEAN,		/* a[c] += x */
+	MPT__SYNC_SQUARES,	/* b[c] += (x - mean[c])^2 */
+	MPT__SYNC_SLOPES,	/* a[c] += dy, b[c] += dy (x - mean[c]) */
+	MPT__SYNC_CORRECT	/* dx += a[c] + b[c] (x - mean[c]) */
+} mpt__sync_pass;
+
+typedef struct mpt__norm_sync {
+	uint32_t storage, variance;	/* in which this lies; what the kernel reads where nobody asks */
+	double *mine, *all;			/* the number of elements, then two sums for each channel */
+	double *mean, *a, *b;
+	double total;				/* elements of each channel in the last forward, of all ranks */
+	MPI_Request request;
+	bool under_way;	/* sums of the backward that is running */
+} mpt__norm_sync;
+
+/* ==== Elements ==== */
+
+static void mpt__line_get(
+	const void *data, int dtype, int64_t at, int64_t stride, int64_t count, double *to) {
+	switch (dtype) {
+	case MPT_F64:
+		for (int64_t i = 0; i < count; i++) to[i] = ((const double *)data)[at + i * stride];
+		break;
+	case MPT_F32:
+		for (int64_t i = 0; i < count; i++)
+			to[i] = (double)((const float *)data)[at + i * stride];
+		break;
+	case MPT_F16:
+		for (int64_t i = 0; i < count; i++)
+			to[i] = (double)mpt__f16_to_f32(((const uint16_t *)data)[at + i * stride]);
+		break;
+	default:
+		for (int64_t i = 0; i < count; i++)
+			to[i] = (double)mpt__bf16_to_f32(((const uint16_t *)data)[at + i * stride]);
+	}
+}
+
+static void mpt__line_put(
+	void *data, int dtype, int64_t at, int64_t stride, int64_t count, const double *from) {
+	switch (dtype) {
+	case MPT_F64:
+		for (int64_t i = 0; i < count; i++) ((double *)data)[at + i * stride] = from[i];
+		break;
+	case MPT_F32:
+		for (int64_t i = 0; i < count; i++) ((float *)data)[at + i * stride] = (float)from[i];
+		break;
+	case MPT_F16:
+		for (int64_t i = 0; i < count; i++)
+			((uint16_t *)data)[at + i * stride] = mpt__f32_to_f16((float)from[i]);
+		break;
+	default:
+		for (int64_t i = 0; i < count; i++)
+			((uint16_t *)data)[at + i * stride] = mpt__f32_to_bf16((float)from[i]);
+	}
+}
+
+/* An operand of the norm's, [N, 1, C, S], or one number for each channel. */
+static bool mpt__norm_has(const mpt__launch *launch, int i) {
+	return i < launch->n_operands && launch->operand[i].storage != 0;
+}
+
+static void mpt__channels_get(
+	const mpt_context *ctx, const mpt__launch *launch, int i, int64_t channels, double *to) {
+	const mpt__operand *o = &launch->operand[i];
+	for (int64_t c = 0; c < channels && !mpt__norm_has(launch, i); c++) to[c] = 1.0;
+	if (mpt__norm_has(launch, i))
+		mpt__line_get(ctx->data[o->storage], o->dtype, o->offset, 1, channels, to);
+}
+
+/* A piece of a line: `at` elements along `step` from the origin that `from` gives. */
+static int64_t mpt__line_place(
+	const mpt__operand *o, int64_t n, int64_t line, int64_t at, bool along_channels) {
+	return o->offset + n * o->stride[0] + line * o->stride[along_channels ? 3 : 2] +
+		at * o->stride[along_channels ? 2 : 3];
+}
+
+static void mpt__sync_piece(mpt_context *ctx, const mpt__launch *launch, const mpt__norm_sync *sync,
+	mpt__sync_pass pass, const int64_t where[3], int64_t count, bool along) {
+	double x[MPT__SYNC_PIECE], y[MPT__SYNC_PIECE], gate[MPT__SYNC_PIECE];
+	static const int of[] = {0, 0, 1, 6};
+	const mpt__operand *o = &launch->operand[0], *other = &launch->operand[of[pass]];
+	const int step = along ? 2 : 3, by = along ? 1 : 0;
+	const int64_t c = along ? where[2] : where[1];
+	const double *mean = sync->mean + c;
+	double *a = sync->a + c, *b = sync->b + c;
+	mpt__line_get(ctx->data[o->storage], o->dtype, mpt__line_place(o, where[0], where[1], where[2],
+		along), o->stride[step], count, x);
+	const int64_t place = mpt__line_place(other, where[0], where[1], where[2], along);
+	if (pass >= MPT__SYNC_SLOPES)
+		mpt__line_get(
+			ctx->data[other->storage], other->dtype, place, other->stride[step], count, y);
+	if (pass == MPT__SYNC_SLOPES && launch->index[2] && mpt__norm_has(launch, 5)) {
+		const mpt__operand *out = &launch->operand[5];
+		mpt__line_get(ctx->data[out->storage], out->dtype,
+			mpt__line_place(out, where[0], where[1], where[2], along), out->stride[step], count,
+			gate);
+		for (int64_t i = 0; i < count; i++) y[i] = gate[i] > 0 ? y[i] : 0;
+	}
+	for (int64_t i = 0, k = 0; i < count; i++, k += by) {
+		switch (pass) {
+		case MPT__SYNC_MEAN: a[k] += x[i]; break;
+		case MPT__SYNC_SQUARES: b[k] += (x[i] - mean[k]) * (x[i] - mean[k]); break;
+		case MPT__SYNC_SLOPES: a[k] += y[i], b[k] += y[i] * (x[i] - mean[k]); break;
+		case MPT__SYNC_CORRECT: y[i] += a[k] + b[k] * (x[i] - mean[k]); break;
+		default: break;
+		}
+	}
+	if (pass == MPT__SYNC_CORRECT)
+		mpt__line_put(
+			ctx->data[other->storage], other->dtype, place, other->stride[step], count, y);
+}
+
+/* All elements, along memory where x lies so. */
+static void mpt__sync_pass_over(
+	mpt_context *ctx, const mpt__launch *launch, const mpt__norm_sync *sync, mpt__sync_pass pass) {
+	const mpt__operand *x = &launch->operand[0];
+	const bool along = x->shape[3] == 1 || (x->stride[2] == 1 && x->stride[3] != 1);
+	const int64_t lines = x->shape[along ? 3 : 2], length = x->shape[along ? 2 : 3];
+	for (int64_t n = 0; n < x->shape[0]; n++)
+		for (int64_t line = 0; line < lines; line++)
+			for (int64_t at = 0; at < length; at += MPT__SYNC_PIECE) {
+				const int64_t where[3] = {n, line, at}, left = length - at, most = MPT__SYNC_PIECE;
+				mpt__sync_piece(ctx, launch, sync, pass, where,
+					left < most ? left : most, along);
+			}
+}
+
+/* ==== Between ranks ==== */
+
+static int mpt__sync_send(const mpt__world *w, mpt__norm_sync *sync, int64_t channels) {
+	const int count = (int)(1 + 2 * channels);
+	memcpy(sync->mine + 1, sync->a, (size_t)channels * sizeof(double));
+	memcpy(sync->mine + 1 + channels, sync->b, (size_t)channels * sizeof(double));
+	return MPI_Iallgather(sync->mine, count, MPI_DOUBLE, sync->all, count, MPI_DOUBLE,
+		w->comm[MPT__MPI_CALLS], &sync->request);
+}
+
+/* Mean and variance of the whole batch for the kernel that is about to run. */
+static void mpt__sync_forward(
+	mpt_context *ctx, mpt__world *w, mpt__norm_sync *sync, mpt__launch *launch) {
+	const int64_t channels = launch->operand[0].shape[2];
+	const double own = (double)(launch->operand[0].shape[0] * launch->operand[0].shape[3]);
+	const size_t bytes = (size_t)channels * sizeof(double);
+	memset(sync->a, 0, bytes), memset(sync->b, 0, bytes);
+	mpt__sync_pass_over(ctx, launch, sync, MPT__SYNC_MEAN);
+	for (int64_t c = 0; c < channels; c++) sync->a[c] /= own;
+	memcpy(sync->mean, sync->a, bytes);
+	mpt__sync_pass_over(ctx, launch, sync, MPT__SYNC_SQUARES);
+	sync->mine[0] = own;
+	int code = mpt__sync_send(w, sync, channels);
+	if (mpt__world_wait(ctx, w, &sync->request, 1, code) != MPT_OK) return;
+	memset(sync->a, 0, bytes), memset(sync->b, 0, bytes);
+	sync->total = 0;
+	for (int r = 0; r < w->world; r++) {
+		const double *from = sync->all + r * (1 + 2 * channels);
+		sync->total += from[0];
+		for (int64_t c = 0; c < channels; c++) sync->a[c] += from[0] * from[1 + c];
+	}
+	for (int64_t c = 0; c < channels; c++) sync->a[c] /= sync->total;
+	for (int r = 0; r < w->world; r++) {
+		const double *from = sync->all + r * (1 + 2 * channels);
+		for (int64_t c = 0; c < channels; c++) {
+			const double off = from[1 + c] - sync->a[c];
+			sync->b[c] += from[1 + channels + c] + from[0] * off * off;
+		}
+	}
+	for (int64_t c = 0; c < channels; c++) sync->b[c] /= sync->total;
+	if (!mpt__norm_has(launch, 8)) {
+		*mpt__operand_at(launch, 8) = launch->operand[7];
+		launch->operand[8].storage = sync->variance, launch->operand[8].offset = 0;
+	}
+	for (int i = 6; i <= 8; i += 2) {
+		mpt__operand *o = &launch->operand[i];
+		o->access = MPT__READ;
+		mpt__line_put(ctx->data[o->storage], o->dtype, o->offset, 1, channels,
+			i == 6 ? sync->a : sync->b);
+	}
+	launch->index[1] = 1;
+}
+
+/* This rank's sums of gradients leave while the kernel runs. */
+static void mpt__sync_backward(
+	mpt_context *ctx, mpt__world *w, mpt__norm_sync *sync, const mpt__launch *launch) {
+	const int64_t channels = launch->operand[0].shape[2];
+	const size_t bytes = (size_t)channels * sizeof(double);
+	memset(sync->a, 0, bytes), memset(sync->b, 0, bytes);
+	mpt__channels_get(ctx, launch, 3, channels, sync->mean);
+	mpt__sync_pass_over(ctx, launch, sync, MPT__SYNC_SLOPES);
+	sync->mine[0] = (double)(launch->operand[0].shape[0] * launch->operand[0].shape[3]);
+	const int code = mpt__sync_send(w, sync, channels);
+	sync->under_way = code == MPI_SUCCESS;
+	if (code != MPI_SUCCESS) mpt__mpi_failed(ctx, w, code);
+}
+
+static void mpt__sync_behind(
+	mpt_context *ctx, mpt__world *w, mpt__norm_sync *sync, const mpt__launch *launch) {
+	const int64_t channels = launch->operand[0].shape[2];
+	const size_t bytes = (size_t)channels * sizeof(double);
+	double total = 0;
+	sync->under_way = false;
+	if (mpt__world_wait(ctx, w, &sync->request, 1, MPI_SUCCESS) != MPT_OK ||
+		!mpt__norm_has(launch, 6))
+		return;
+	memset(sync->a, 0, bytes), memset(sync->b, 0, bytes);
+	for (int r = 0; r < w->world; r++) {
+		const double *from = sync->all + r * (1 + 2 * channels);
+		total += from[0];
+		for (int64_t c = 0; c < channels; c++)
+			sync->a[c] += from[1 + c], sync->b[c] += from[1 + channels + c];
+	}
+	double *weight = sync->all, *rstd = sync->all + channels;	/* what was in them has been added */
+	mpt__channels_get(ctx, launch, 2, channels, weight);
+	mpt__channels_get(ctx, launch, 4, channels, rstd);
+	for (int64_t c = 0; c < channels; c++) {
+		const double scale = weight[c] * rstd[c], own = sync->mine[0];
+		sync->a[c] = scale * (sync->mine[1 + c] / own - sync->a[c] / total);
+		sync->b[c] = scale * rstd[c] * rstd[c] *
+			(sync->mine[1 + channels + c] / own - sync->b[c] / total);
+	}
+	mpt__sync_pass_over(ctx, launch, sync, MPT__SYNC_CORRECT);
+}
+
+/* ==== What is heard ==== */
+
+static bool mpt__sync_concerns(mpt_context *ctx, const mpt__world *w, const mpt__launch *launch) {
+	const bool norm = launch->kernel == MPT__K_NORM || launch->kernel == MPT__K_NORM_BACKWARD;
+	if (!norm || !launch->index[0] || launch->index[1] || w->lost || !mpt__ok(ctx)) return false;
+	if (launch->operand[0].shape[2] <= MPT__SYNC_CHANNELS) return true;
+	return mpt__reject(ctx, UNSUPPORTED, "sync_batch_norm: %lld channels; at most %d",
+		launch->operand[0].shape[2], (int)MPT__SYNC_CHANNELS);
+}
+
+static void mpt__sync_launches(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	mpt__launch *launch = (mpt__launch *)(uintptr_t)what;
+	mpt__world *w = (mpt__world *)user;
+	mpt__norm_sync *sync = mpt__net_of(w)->sync;
+	if (launch->kernel == MPT__K_RUNNING_STATS && mpt__norm_has(launch, 0) && sync->total > 1)
+		launch->imm[1] = sync->total / (sync->total - 1);
+	if (!mpt__sync_concerns(ctx, w, launch)) return;
+	if (launch->kernel == MPT__K_NORM)
+		mpt__sync_forward(ctx, w, sync, launch);
+	else
+		mpt__sync_backward(ctx, w, sync, launch);
+}
+
+static void mpt__sync_launched(mpt_context *ctx, void *user, const void *what) {
+	MPT__PLAIN_FLOATS;
+	const mpt__launch *launch = (const mpt__launch *)what;
+	mpt__world *w = (mpt__world *)user;
+	mpt__norm_sync *sync = mpt__net_of(w)->sync;
+	if (launch->kernel == MPT__K_NORM_BACKWARD && sync->under_way)
+		mpt__sync_behind(ctx, w, sync, launch);
+}
+
+/* ==== Making ==== */
+
+static void mpt__sync_end(mpt_context *ctx, const mpt__world *w, mpt__norm_sync *sync) {
+	mpt__listen_no_more(ctx, MPT__LAUNCHES, mpt__sync_launches);
+	mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__sync_launched);
+	if (!sync || w->lost) return;
+	mpt__scratch_end(ctx, sync->variance);
+	mpt__storage_release(ctx, sync->storage);
+}
+
+static mpt__norm_sync *mpt__sync_begin(mpt_context *ctx, mpt__world *w) {
+	const int64_t each = (1 + 2 * MPT__SYNC_CHANNELS) * (int64_t)sizeof(double);
+	const int64_t head = ((int64_t)sizeof(mpt__norm_sync) + 63) / 64 * 64;
+	const int64_t bytes =
+		head + each * (w->world + 1) + 3 * MPT__SYNC_CHANNELS * (int64_t)sizeof(double);
+	uint32_t storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, true);
+	if (!storage) return NULL;
+	mpt__norm_sync *sync = (mpt__norm_sync *)ctx->data[storage];
+	sync->storage = storage;
+	sync->mine = (double *)(void *)((char *)sync + head);
+	sync->all = sync->mine + 1 + 2 * MPT__SYNC_CHANNELS;
+	sync->mean = sync->all + w->world * (1 + 2 * MPT__SYNC_CHANNELS);
+	sync->a = sync->mean + MPT__SYNC_CHANNELS, sync->b = sync->a + MPT__SYNC_CHANNELS;
+	sync->variance = mpt__storage_new(
+		ctx, MPT__SYNC_CHANNELS * 8, MPT_MEMORY_HOST, MPT__FROM_DEVICE, true);
+	if (sync->variance && w->world > 1) {
+		mpt__listen(ctx, MPT__LAUNCHES, mpt__sync_launches, w);
+		mpt__listen(ctx, MPT__LAUNCHED, mpt__sync_launched, w);
+	}
+	return sync;
+}
+
+/* ----
  * parallel/data.c: data parallel: a backward pass whose gradients are those of all ranks.
  * ---- */
 
@@ -1245,13 +1573,12 @@ static bool mpt__net_has_gradients(const mpt_context *ctx, const mpt__net *n) {
 static mpt_status mpt__pass_kind(mpt_context *ctx, mpt__net *n) {
 	const int64_t most = n->config.micro_batches;
 	const bool left = mpt__net_has_gradients(ctx, n);
-	n->collecting = n->config.deterministic;
-	if (!left) n->micro = 0; /* mpt_zero_grad or mpt_clear_error: from the beginning */
-	if (n->no_sync > 0 && (most > 1 || n->collecting))
+	n->collecting = n->config.deterministic && most > 1;
+	if (!left) n->micro = 0;	/* mpt_zero_grad or mpt_clear_error: from the beginning */
+	if (n->no_sync > 0 && most > 1)
 		return mpt__error(ctx, STATE,
-			"mpt_no_sync_begin is for micro_batches = 1 without `deterministic`, which keep count "
-			"themselves");
-	if (left && n->micro == 0 && (most > 1 || n->collecting))
+			"mpt_no_sync_begin is for micro_batches = 1: more of them keep count themselves");
+	if (left && n->micro == 0 && most > 1)
 		return mpt__error(ctx, STATE,
 			"there are gradients before the first of %lld micro-batches; call mpt_zero_grad behind "
 			"each optimizer step",
@@ -1262,7 +1589,7 @@ static mpt_status mpt__pass_kind(mpt_context *ctx, mpt__net *n) {
 		n->nonfinite = -1;
 		memset(n->used, 0, (size_t)n->count);
 	}
-	for (int64_t i = 0; i < n->count && n->collecting; i++) /* they have been taken along */
+	for (int64_t i = 0; i < n->count && n->collecting; i++)	/* they have been taken along */
 		ctx->parameters[n->slices[i].parameter].has_grad = false;
 	return MPT_OK;
 }
@@ -1462,7 +1789,7 @@ static void mpt__draws_begin(mpt_context *ctx, const mpt__world *w, const mpt__n
 }
 
 static mpt_status mpt__pass_end(mpt_context *ctx, mpt__world *w, mpt__net *n, mpt_status status) {
-	if (n->reducing) { /* also after an error: the others wait for it */
+	if (n->reducing) {	/* also after an error: the others wait for it */
 		const mpt_status ours = status;
 		status = w->lost ? ctx->base.status : mpt__pass_drain(ctx, w, n, ours != MPT_OK);
 		if (status == MPT_OK) status = mpt__pass_check(ctx, w, n);
@@ -1556,7 +1883,7 @@ enum { MPT__PARALLEL_HEARS = sizeof mpt__parallel_hears / sizeof mpt__parallel_h
 /* ==== Making ==== */
 
 mpt_data_parallel_config mpt_data_parallel_config_default(void) {
-	mpt_data_parallel_config config = {1, false, false, INT64_C(4) << 20};
+	mpt_data_parallel_config config = {1, true, false, INT64_C(4) << 20, false};
 	return config;
 }
 
@@ -1567,8 +1894,9 @@ static void mpt__net_end(mpt_context *ctx, mpt__world *w) {
 	for (int i = 0; i < MPT__PARALLEL_HEARS; i++)
 		mpt__listen_no_more(ctx, mpt__parallel_hears[i].event, mpt__parallel_hears[i].hear);
 	if (ctx->walk == mpt__parallel_walk) ctx->walk = NULL;
+	mpt__sync_end(ctx, w, n->sync);
 	w->net = NULL, w->net_end = NULL;
-	if (w->lost) return; /* messages may still be on their way into its memory */
+	if (w->lost) return;	/* messages may still be on their way into its memory */
 	for (int i = 0; i < n->levels; i++) mpt__scratch_end(ctx, n->flat[i]);
 	mpt__scratch_end(ctx, n->received);
 	mpt__storage_release(ctx, n->storage);
@@ -1597,6 +1925,7 @@ static bool mpt__terms_agree(mpt_context *ctx, mpt__world *w, const mpt_data_par
 	mpt__zero(mine);
 	mine.config.micro_batches = c->micro_batches, mine.config.bucket_bytes = c->bucket_bytes;
 	mine.config.deterministic = c->deterministic, mine.config.keep_buffers = c->keep_buffers;
+	mine.config.sync_batch_norm = c->sync_batch_norm;
 	mine.version = MPTRAIN_VERSION;
 	mpt__format_text(mine.isa, sizeof mine.isa, "%s", ctx->isa_name ? ctx->isa_name : "?");
 	const unsigned char *all = mpt__world_gather(ctx, w, &mine, sizeof mine);
@@ -1613,10 +1942,11 @@ static bool mpt__terms_agree(mpt_context *ctx, mpt__world *w, const mpt_data_par
 				w->rank, mine.isa, r, other.isa);
 		return mpt__reject(ctx, ARGUMENT,
 			"the configs of ranks %d and %d differ: micro_batches %lld and %lld, deterministic %d "
-			"and %d, keep_buffers %d and %d, bucket_bytes %lld and %lld",
+			"and %d, keep_buffers %d and %d, bucket_bytes %lld and %lld, sync_batch_norm %d and %d",
 			w->rank, r, mine.config.micro_batches, other.config.micro_batches,
 			mine.config.deterministic, other.config.deterministic, mine.config.keep_buffers,
-			other.config.keep_buffers, mine.config.bucket_bytes, other.config.bucket_bytes);
+			other.config.keep_buffers, mine.config.bucket_bytes, other.config.bucket_bytes,
+			mine.config.sync_batch_norm, other.config.sync_batch_norm);
 	}
 	return all != NULL;
 }
@@ -1752,6 +2082,7 @@ mpt_status mpt_data_parallel(mpt_module net, const mpt_data_parallel_config *con
 	mpt__net *n = mpt__net_new(ctx, w, found, &c);
 	if (mpt__lists_agree(ctx, w, n) && mpt__spread_module(ctx, w, found, 0) == MPT_OK)
 		mpt__compare_values(ctx, w, found);
+	if (n && mpt__ok(ctx) && c.sync_batch_norm) n->sync = mpt__sync_begin(ctx, w);
 	for (int i = 0; n && mpt__ok(ctx) && i < MPT__PARALLEL_HEARS; i++)
 		mpt__listen(ctx, mpt__parallel_hears[i].event, mpt__parallel_hears[i].hear, w);
 	if (!n || !mpt__ok(ctx)) {
@@ -1789,6 +2120,378 @@ mpt_parallel_stats mpt_parallel_statistics(mpt_context *ctx) {
 	mpt__zero(stats);
 	stats.nonfinite_rank = stats.lost_rank = -1;
 	return w ? w->stats : stats;
+}
+
+/* ----
+ * parallel/shards.c: states of an optimizer of which each rank holds a part (ZeRO-1).
+ *
+ * Each state, which mirrors a flat piece of weights, is cut into as many parts as there are ranks.
+ * A rank updates the weights of its own part, with the kernel and the numbers of the whole state,
+ * and gets the others from theirs. Step counts, norms and scales are kept whole: they are small,
+ * and all ranks have the same gradients. Moments of bytes are cut between blocks of codes.
+ * ---- */
+
+enum { MPT__SHARD_GRAIN = 16 };	/* elements; parts begin at multiples */
+
+typedef struct {
+	int64_t begin, end, bytes;	/* elements of the state; bytes of moments with codes */
+	uint32_t mirror[MPT__MIRRORS];
+} mpt__shard;
+
+/* What hangs on an optimizer whose states are in parts. */
+typedef struct {
+	mpt__own own;
+	int world, rank;
+	int64_t state_count;
+	uint32_t segments;
+	uint64_t patterns;	/* of which the rows are; 0: none yet */
+	int64_t *bounds;	/* world + 1 for each state */
+	int64_t *place;		/* by item, as in its row, among the moments of this part */
+	int64_t *rows;		/* behind them the group of each */
+	mpt__shard *of;		/* by state */
+	int *count, *at;	/* bytes by rank, of one message */
+} mpt__shards;
+
+/* ==== Cutting ==== */
+
+/* Elements [*lo, *hi) of an item that lie in a part; an item's first element in its state. */
+static int64_t mpt__shard_piece(const mpt_context *ctx, const mpt__optimizer *optimizer,
+	const mpt__optim_item *item, int64_t begin, int64_t end, int64_t *lo, int64_t *hi) {
+	const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+	const int64_t first = parameter->offset - optimizer->states[item->state].first;
+	*lo = begin > first ? begin - first : 0;
+	*hi = end < first + parameter->numel ? end - first : parameter->numel;
+	if (*lo > parameter->numel) *lo = parameter->numel;
+	if (*hi < *lo) *hi = *lo;
+	return first;
+}
+
+/* Bytes of moments and masters before an element of state s. */
+static int64_t mpt__shard_before(
+	const mpt_context *ctx, const mpt__optimizer *optimizer, int64_t s, int64_t at) {
+	const mpt__optim_state *state = &optimizer->states[s];
+	int64_t moments = 0, bytes = 0;
+	for (int k = 0; k < MPT__MASTER; k++) moments += state->mirror[k] != 0;
+	for (int64_t i = 0; i < optimizer->item_count && mpt__coded(optimizer); i++) {
+		const mpt__optim_item *item = &optimizer->items[i];
+		int64_t lo, hi;
+		if (item->state != (uint32_t)s) continue;
+		mpt__shard_piece(ctx, optimizer, item, 0, at, &lo, &hi);
+		bytes += item->place < 0 ? hi + 4 * mpt__code_blocks(hi) : 4 * hi;
+	}
+	if (!mpt__coded(optimizer)) bytes = 4 * at;
+	return bytes * moments + (state->mirror[MPT__MASTER] ? 4 * at : 0);
+}
+
+/* Where the part of rank r begins in state s: parts are of as many bytes. */
+static int64_t mpt__shard_bound(
+	const mpt_context *ctx, const mpt__optimizer *optimizer, int64_t s, int r, int world) {
+	const mpt__optim_state *state = &optimizer->states[s];
+	const int64_t all = mpt__shard_before(ctx, optimizer, s, state->count);
+	const int64_t wanted = (int64_t)((double)all / world * r);
+	int64_t at = 0, end = state->count;
+	if (r == world) return state->count;
+	while (at < end) {
+		const int64_t middle = at + (end - at) / 2;
+		if (mpt__shard_before(ctx, optimizer, s, middle) < wanted)
+			at = middle + 1;
+		else
+			end = middle;
+	}
+	at = at / MPT__SHARD_GRAIN * MPT__SHARD_GRAIN;
+	for (int64_t i = 0; i < optimizer->item_count && mpt__coded(optimizer); i++) {
+		const mpt__optim_item *item = &optimizer->items[i];
+		int64_t lo, hi;
+		if (item->state != (uint32_t)s || item->place >= 0) continue;
+		const int64_t first =
+			mpt__shard_piece(ctx, optimizer, item, at, state->count, &lo, &hi);
+		if (lo > 0 && hi > lo) return first + lo / MPT__CODE_BLOCK * MPT__CODE_BLOCK;
+	}
+	return at;
+}
+
+/* Where each item's moments with codes lie in this rank's part, and how many bytes they take. */
+static void mpt__shard_places(
+	const mpt_context *ctx, const mpt__optimizer *optimizer, mpt__shards *shards) {
+	for (int64_t i = 0; i < optimizer->item_count; i++) {
+		const mpt__optim_item *item = &optimizer->items[i];
+		mpt__shard *shard = &shards->of[item->state];
+		int64_t lo, hi;
+		mpt__shard_piece(ctx, optimizer, item, shard->begin, shard->end, &lo, &hi);
+		const int64_t n = hi - lo;
+		const bool coded = mpt__coded(optimizer) && item->place < 0;
+		shards->place[i] = coded ? ~shard->bytes : shard->bytes;
+		const int64_t bytes = coded ? mpt__code_peaks(n) + 4 * mpt__code_blocks(n) : 4 * n;
+		if (n > 0) shard->bytes += (bytes + 63) / 64 * 64;
+	}
+}
+
+/* The rows of the optimizer's pattern, as far as they lie in this rank's part. All of them stay, if
+   empty: steps are counted by row. */
+static mpt_status mpt__shard_rows(
+	mpt_context *ctx, const mpt__optimizer *optimizer, mpt__shards *shards) {
+	if (shards->patterns == optimizer->patterns) return MPT_OK;
+	const size_t groups = (size_t)optimizer->row_count * sizeof(int64_t);
+	memcpy(shards->rows, optimizer->rows, groups * MPT__SEGMENT_FIELDS);
+	memcpy(shards->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS,
+		mpt__row_groups(optimizer), groups);
+	for (int64_t s = 0; s < optimizer->state_count; s++) {
+		const mpt__optim_state *state = &optimizer->states[s];
+		const mpt__shard *shard = &shards->of[s];
+		for (int64_t r = state->row; r < state->row + state->rows; r++) {
+			int64_t *row = &shards->rows[r * MPT__SEGMENT_FIELDS];
+			int64_t begin = row[MPT__SEGMENT_OFFSET], end = begin + row[MPT__SEGMENT_COUNT];
+			begin = begin < shard->begin ? shard->begin : begin;
+			end = end > shard->end ? shard->end : end;
+			row[MPT__SEGMENT_OFFSET] = end > begin ? begin - shard->begin : 0;
+			row[MPT__SEGMENT_COUNT] = end > begin ? end - begin : 0;
+			if (mpt__coded(optimizer))
+				row[MPT__SEGMENT_PLACE] = shards->place[row[MPT__SEGMENT_STEP]];
+		}
+	}
+	mpt_status status = mpt__upload(
+		ctx, shards->segments, 0, shards->rows, optimizer->row_count * MPT__ROW_BYTES);
+	if (status == MPT_OK) shards->patterns = optimizer->patterns;
+	return status;
+}
+
+/* ==== The update ==== */
+
+/* The weights of all parts for all. */
+static mpt_status mpt__shard_spread(mpt_context *ctx, mpt__world *w, mpt__shards *shards,
+	const mpt__optimizer *optimizer, int64_t s) {
+	const mpt__optim_state *state = &optimizer->states[s];
+	const mpt__block *block = mpt__block_of(ctx, state);
+	const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)block->dtype);
+	const int64_t *bounds = shards->bounds + s * (shards->world + 1);
+	for (int r = 0; r < shards->world; r++) {
+		shards->at[r] = (int)(bounds[r] * size);
+		shards->count[r] = (int)((bounds[r + 1] - bounds[r]) * size);
+	}
+	MPI_Request request = MPI_REQUEST_NULL;
+	int code = MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE,
+		(char *)ctx->data[block->values] + state->first * size, shards->count, shards->at, MPI_BYTE,
+		w->comm[MPT__MPI_CALLS], &request);
+	return mpt__world_wait(ctx, w, &request, 1, code);
+}
+
+/* What is launched for one state. */
+static void mpt__shard_launch(mpt_context *ctx, const mpt__optimizer *shadow,
+	const mpt__shard *shard, mpt__optim_state *state, uint16_t found_slot) {
+	const int64_t *group = mpt__row_groups(shadow);
+	mpt__block *block = mpt__block_of(ctx, state);
+	mpt__optim_state part = *state;
+	part.first += shard->begin, part.count = shard->end - shard->begin;
+	memcpy(part.mirror, shard->mirror, sizeof part.mirror);
+	part.bytes = shard->bytes;
+	mpt__master_refresh(ctx, shadow, &part);
+	const uint16_t pending = shadow->slot[MPT__OPTIM_MULTIPLIER];
+	if (block->multiplier_slot != pending) mpt__materialise_gradients(ctx, block);
+	const mpt__update_place place = {block->gradients, part.first, part.count, part.first,
+		block->multiplier_slot ? pending : (uint16_t)MPT__SLOT_ONE};
+	int64_t row = state->row, end = row + state->rows, rows;
+	for (; row < end; row += rows) {
+		for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
+		mpt__submit(
+			ctx, mpt__update_launch(ctx, shadow, &part, -1, row, rows, found_slot, &place));
+	}
+}
+
+static mpt_status mpt__shard_update(
+	mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot) {
+	mpt__shards *shards = (mpt__shards *)(void *)optimizer->own;
+	mpt__world *w = mpt__world_of(ctx);
+	if (!w || w->lost)
+		return mpt__error(ctx, STATE,
+			"the states of the optimizer lie on %d ranks, and the others are gone", shards->world);
+	if (mpt__shard_rows(ctx, optimizer, shards) != MPT_OK) return ctx->base.status;
+	mpt__optimizer shadow = *optimizer;
+	shadow.rows = shards->rows, shadow.segments = shards->segments;
+	for (int64_t s = 0; s < optimizer->state_count && mpt__ok(ctx); s++) {
+		mpt__optim_state *state = &optimizer->states[s];
+		if (!state->rows) continue;
+		mpt__shard_launch(ctx, &shadow, &shards->of[s], state, found_slot);
+		if (mpt__ok(ctx)) mpt__shard_spread(ctx, w, shards, optimizer, s);
+		mpt__values_updated(ctx, optimizer, state, -1);
+	}
+	return ctx->base.status;
+}
+
+/* ==== There and back ==== */
+
+static bool mpt__shard_of_bytes(const mpt__optimizer *optimizer, int k) {
+	return mpt__coded(optimizer) && k < MPT__MASTER;
+}
+
+/* Moves this rank's part of mirror k between where all of it lies and where the part does. */
+static void mpt__shard_move(const mpt_context *ctx, const mpt__optimizer *optimizer,
+	const mpt__shards *shards, int64_t s, int k, uint32_t whole, bool back) {
+	const mpt__shard *shard = &shards->of[s];
+	char *all = (char *)ctx->data[whole], *part = (char *)ctx->data[shard->mirror[k]];
+	const size_t plain = (size_t)(shard->end - shard->begin) * 4;
+	if (!mpt__shard_of_bytes(optimizer, k)) {
+		char *here = all + shard->begin * 4;
+		memcpy(back ? here : part, back ? part : here, plain);
+		return;
+	}
+	for (int64_t i = 0; i < optimizer->item_count; i++) {
+		const mpt__optim_item *item = &optimizer->items[i];
+		const int64_t numel = ctx->parameters[item->parameter].numel, to = shards->place[i];
+		int64_t lo, hi;
+		if (item->state != (uint32_t)s) continue;
+		mpt__shard_piece(ctx, optimizer, item, shard->begin, shard->end, &lo, &hi);
+		const bool coded = item->place < 0;
+		const int64_t n = hi - lo;
+		if (n <= 0) continue;
+		char *here = all + (coded ? ~item->place + lo : item->place + 4 * lo);
+		char *there = part + (coded ? ~to : to);
+		memcpy(back ? here : there, back ? there : here, (size_t)(coded ? n : 4 * n));
+		if (!coded) continue;
+		here = all + ~item->place + mpt__code_peaks(numel) + lo / MPT__CODE_BLOCK * 4;
+		there += mpt__code_peaks(n);
+		memcpy(back ? here : there, back ? there : here, (size_t)mpt__code_blocks(n) * 4);
+	}
+}
+
+static void mpt__shards_free(mpt_context *ctx, mpt__own *own) {
+	mpt__shards *shards = (mpt__shards *)(void *)own;
+	for (int64_t s = 0; s < shards->state_count; s++)
+		for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(ctx, &shards->of[s].mirror[k]);
+	mpt__storage_forget(ctx, &shards->segments);
+}
+
+/* There is nothing to show: a file or hash of a part is no use to anybody. */
+static mpt_status mpt__shards_visit(mpt_context *ctx, mpt__own *own, mpt__state_item *item,
+	mpt__state_visitor visit, void *user) {
+	(void)own, (void)item, (void)visit, (void)user;
+	return mpt__error(ctx, STATE,
+		"each rank has a part of the optimizer's states; call mpt_shard_states with false on all "
+		"ranks before they are saved, loaded or hashed");
+}
+
+static mpt_status mpt__shards_admit(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
+	const char *path, int64_t group) {
+	(void)optimizer, (void)module, (void)path, (void)group;
+	return mpt__error(ctx, STATE,
+		"each rank has a part of the optimizer's states; call mpt_shard_states with false on all "
+		"ranks before parameters are added");
+}
+
+/* The parts and where they lie, without memory for them yet. */
+static mpt__shards *mpt__shards_new(
+	mpt_context *ctx, mpt__optimizer *optimizer, int world, int rank) {
+	const int64_t states = optimizer->state_count, items = optimizer->item_capacity;
+	const int64_t bytes[] = {(int64_t)sizeof(mpt__shards), states * (world + 1) * 8, items * 8,
+		items * (MPT__SEGMENT_FIELDS + 1) * 8, states * (int64_t)sizeof(mpt__shard),
+		2 * world * (int64_t)sizeof(int)};
+	int64_t all = 64;
+	for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) all += (bytes[i] + 63) / 64 * 64;
+	char *at = (char *)mpt__host_new(ctx, (size_t)all);
+	if (!at) return NULL;
+	memset(at, 0, (size_t)all);
+	mpt__shards *shards = (mpt__shards *)mpt__carve(&at, bytes[0]);
+	shards->bounds = (int64_t *)mpt__carve(&at, bytes[1]);
+	shards->place = (int64_t *)mpt__carve(&at, bytes[2]);
+	shards->rows = (int64_t *)mpt__carve(&at, bytes[3]);
+	shards->of = (mpt__shard *)mpt__carve(&at, bytes[4]);
+	shards->count = (int *)mpt__carve(&at, bytes[5]), shards->at = shards->count + world;
+	shards->own.bytes = (size_t)all;
+	shards->own.update = mpt__shard_update, shards->own.end = mpt__shards_free;
+	shards->own.visit = mpt__shards_visit, shards->own.admit = mpt__shards_admit;
+	shards->world = world, shards->rank = rank, shards->state_count = states;
+	for (int64_t s = 0; s < states; s++) {
+		int64_t *bounds = shards->bounds + s * (world + 1);
+		for (int r = 0; r <= world; r++)
+			bounds[r] = mpt__shard_bound(ctx, optimizer, s, r, world);
+		shards->of[s].begin = bounds[rank], shards->of[s].end = bounds[rank + 1];
+	}
+	mpt__shard_places(ctx, optimizer, shards);
+	shards->segments = mpt__storage_new(ctx, (items + 1) * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
+		MPT__FROM_DEVICE, false);
+	return shards;
+}
+
+/* From whole states to parts. */
+static mpt_status mpt__shards_begin(
+	mpt_context *ctx, mpt__optimizer *optimizer, mpt__shards *shards) {
+	for (int64_t s = 0; s < shards->state_count; s++)
+		for (int k = 0; k < MPT__MIRRORS && mpt__ok(ctx); k++) {
+			mpt__shard *shard = &shards->of[s];
+			uint32_t *whole = &optimizer->states[s].mirror[k];
+			const int64_t bytes =
+				mpt__shard_of_bytes(optimizer, k) ? shard->bytes : (shard->end - shard->begin) * 4;
+			if (!*whole) continue;
+			shard->mirror[k] = mpt__storage_new(ctx, bytes + 64,
+				k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+			if (!shard->mirror[k]) break;
+			mpt__shard_move(ctx, optimizer, shards, s, k, *whole, false);
+			mpt__storage_forget(ctx, whole);
+		}
+	return ctx->base.status;
+}
+
+/* From parts to whole states: each rank has zeros where it has no part, and the bits of all
+   together are the state's. */
+static mpt_status mpt__shards_end(mpt_context *ctx, mpt__world *w, mpt__optimizer *optimizer) {
+	mpt__shards *shards = (mpt__shards *)(void *)optimizer->own;
+	for (int64_t s = 0; s < shards->state_count; s++)
+		for (int k = 0; k < MPT__MIRRORS && mpt__ok(ctx); k++) {
+			mpt__optim_state *state = &optimizer->states[s];
+			const int64_t bytes =
+				mpt__shard_of_bytes(optimizer, k) ? state->bytes : state->count * 4;
+			if (!shards->of[s].mirror[k]) continue;
+			uint32_t whole = mpt__storage_new(ctx, bytes,
+				k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+			if (!whole) break;
+			mpt__shard_move(ctx, optimizer, shards, s, k, whole, true);
+			mpt__reduce_staged(ctx, w, (char *)ctx->data[whole], bytes / 4, MPT_I32, MPI_INT32_T,
+				MPI_BOR);
+			if (w->lost) break;	/* MPI may still write there */
+			state->mirror[k] = whole;
+			mpt__storage_forget(ctx, &shards->of[s].mirror[k]);
+		}
+	if (!mpt__ok(ctx)) return ctx->base.status;
+	mpt__shards_free(ctx, optimizer->own);
+	optimizer->own = NULL;
+	mpt__host_free(ctx, shards, shards->own.bytes);
+	return MPT_OK;
+}
+
+static bool mpt__shards_may_begin(mpt_context *ctx, const mpt__world *w, const mpt__optimizer *o) {
+	if (o->own || o->inside || o->stochastic)
+		return mpt__reject(ctx, UNSUPPORTED,
+			"states of L-BFGS, Muon, optimizers of your own, with mpt_update_in_backward or "
+			"stochastic rounding cannot be sharded");
+	const mpt__net *n = mpt__net_of(w);
+	bool reduced = false;	/* some of the gradients: weights that are frozen have none */
+	for (int64_t i = 0; n && i < o->item_count; i++)
+		reduced = reduced ||
+			(o->items[i].parameter < n->known && n->slice_of[o->items[i].parameter] != 0);
+	if (!reduced)
+		return mpt__reject(ctx, STATE,
+			"call mpt_data_parallel first, with the net of the optimizer: ranks need equal "
+			"gradients");
+	for (int64_t s = 0; s < o->state_count; s++)
+		if (o->states[s].count > mpt__mpi_bytes / 8)
+			return mpt__reject(ctx, UNSUPPORTED, "%lld weights in one piece: at most 2^27",
+				o->states[s].count);
+	return true;
+}
+
+mpt_status mpt_shard_states(mpt_optimizer handle, bool on) {
+	mpt_context *ctx = handle.context;
+	mpt__world *w = mpt__world_enter(ctx, "mpt_shard_states");
+	mpt__optimizer *optimizer = w ? mpt__optimizer_at(ctx, handle) : NULL;
+	if (!optimizer || !mpt__not_updating(ctx, optimizer)) return mpt__status_of(ctx);
+	const bool sharded = optimizer->own && optimizer->own->update == mpt__shard_update;
+	if (sharded == on) return MPT_OK;
+	if (on && !mpt__shards_may_begin(ctx, w, optimizer)) return ctx->base.status;
+	if (!mpt__tickets_agree(ctx, w, "mpt_shard_states", NULL, on)) return ctx->base.status;
+	if (!on) return mpt__shards_end(ctx, w, optimizer);
+	mpt__shards *shards = mpt__shards_new(ctx, optimizer, w->world, w->rank);
+	if (!shards) return ctx->base.status;
+	optimizer->own = &shards->own;
+	return mpt__shards_begin(ctx, optimizer, shards);
 }
 
 #endif

@@ -13,11 +13,11 @@
    mptrain.h.
 
 	   mpt_journal_config jc = mpt_journal_config_default();
-	   jc.tensorboard = "runs/first";             // tensorboard --logdir runs
+	   jc.tensorboard = "runs/first";				// tensorboard --logdir runs
 	   jc.csv = "first.csv";
 	   mpt_journal *journal = mpt_journal_open(&jc);
 	   mpt_fit_config config = mpt_fit_config_default();
-	   config.progress = mpt_journal_fit;         // loss, rate, scale, norm, speed, memory
+	   config.progress = mpt_journal_fit;			// loss, rate, scale, norm, speed, memory
 	   config.user = journal;
 	   mpt_fit(net, optimizer, train, &config);
 	   if (mpt_journal_close(journal) != MPT_OK) ...
@@ -110,7 +110,7 @@ typedef enum mpt_journal_kind {
 
 /* How numbers are spread: counts[i] of `bins` are between limits[i - 1], or min, and limits[i]. */
 typedef struct mpt_journal_bins {
-	int64_t count; /* of the finite ones */
+	int64_t count;	/* of the finite ones */
 	double min, max, sum, squares;
 	int bins;
 	const double *limits, *counts;
@@ -118,30 +118,30 @@ typedef struct mpt_journal_bins {
 
 typedef struct mpt_journal_entry {
 	mpt_journal_kind kind;
-	const char *tag; /* "loss", "weights/0.weight" */
+	const char *tag;	/* "loss", "weights/0.weight" */
 	int64_t step;
-	double time;                  /* seconds since 1970 began */
-	double value;                 /* of a scalar, else 0 */
-	const char *text;             /* of a text, else NULL */
-	const mpt_journal_bins *bins; /* of a histogram, else NULL */
-	const unsigned char *png;     /* of an image: a file of that format; else NULL */
-	size_t png_bytes;             /* of that file */
-	int width, height, channels;  /* of an image, else 0 */
-	const unsigned char *graph;   /* of a net: a tensorflow.GraphDef, a message; else NULL */
-	size_t graph_bytes;           /* of that message */
+	double time;					/* seconds since 1970 began */
+	double value;					/* of a scalar, else 0 */
+	const char *text;				/* of a text, else NULL */
+	const mpt_journal_bins *bins;	/* of a histogram, else NULL */
+	const unsigned char *png;		/* of an image: a file of that format; else NULL */
+	size_t png_bytes;				/* of that file */
+	int width, height, channels;	/* of an image, else 0 */
+	const unsigned char *graph;		/* of a net: a tensorflow.GraphDef, a message; else NULL */
+	size_t graph_bytes;				/* of that message */
 } mpt_journal_entry;
 
 typedef struct mpt_journal_config {
-	const char *tensorboard; /* NULL; a folder for an event file, one for each training */
-	const char *csv;         /* NULL; a file of rows "step,time,tag,value", scalars alone */
-	const char *jsonl;       /* NULL; a file with one JSON object per line, images without pixels */
+	const char *tensorboard;	/* NULL; a folder for an event file, one for each training */
+	const char *csv;			/* NULL; a file of rows "step,time,tag,value", scalars alone */
+	const char *jsonl;			/* NULL; a file with one JSON object per line, images without pixels */
 	/* NULL; called for each entry, which lives until it returns: other services hang here. */
 	void (*entry)(void *user, const mpt_journal_entry *entry);
 	void *user;
-	double (*now)(void *user); /* NULL: the system's time, in seconds since 1970 began */
-	bool resume;               /* true: goes on with files that are there; else begins anew */
-	double flush_seconds;      /* 2; what is older is in the files, of a killed process, too */
-	int64_t every;             /* 1; of how many steps mpt_journal_fit logs one */
+	double (*now)(void *user);	/* NULL: the system's time, in seconds since 1970 began */
+	bool resume;				/* true: goes on with files that are there; else begins anew */
+	double flush_seconds;		/* 2; what is older is in the files, of a killed process, too */
+	int64_t every;				/* 1; of how many steps mpt_journal_fit logs one */
 } mpt_journal_config;
 MPTRAIN_TOOLS_API mpt_journal_config mpt_journal_config_default(void);
 
@@ -218,10 +218,10 @@ extern "C" {
  * doctor` prints it. */
 
 typedef struct mpt_machine {
-	double product[3]; /* floating-point operations a second of products of square matrices, of
+	double product[3];	/* floating-point operations a second of products of square matrices, of
 						  64 to 4,096 rows so that one takes a millisecond, in fp32, fp16, bf16 */
-	double copy;       /* bytes a second, read and written, of copies of 64 MB in all */
-	double step[3];    /* seconds of a training step with AdamW of a net of 784, 1,024, 1,024 and
+	double copy;		/* bytes a second, read and written, of copies of 64 MB in all */
+	double step[3];		/* seconds of a training step with AdamW of a net of 784, 1,024, 1,024 and
 						  10, 256 samples, in fp32 and under autocast to fp16 and bf16 */
 } mpt_machine;
 
@@ -263,46 +263,46 @@ extern "C" {
  * Some steps of a training, looked at from inside: what is wrong, where, and what to do. The
  * training is afterwards as it was before, to the bit: mpt_snapshot and mpt_restore see to that. */
 
-typedef enum mpt_fault {           /* in the order in which findings are told */
-	MPT_FAULT_INPUT_NONFINITE = 0, /* value: the sample's number in its batch */
-	MPT_FAULT_WEIGHTS_NONFINITE,   /* before the first step */
-	MPT_FAULT_FORWARD_NONFINITE,   /* the first layer whose output is not finite, in fp32, too */
-	MPT_FAULT_FORWARD_OVERFLOW,    /* the same, where fp32 is finite; value: what fp32 reaches */
-	MPT_FAULT_LOSS_NONFINITE,      /* of outputs that are finite */
-	MPT_FAULT_BACKWARD_NONFINITE,  /* the first layer from the loss on whose gradient is not */
-	MPT_FAULT_SKIPS,               /* value: steps in a row that the scaler has skipped */
-	MPT_FAULT_UNDERFLOW,           /* value: share of a layer's gradients that fp16 makes zero */
-	MPT_FAULT_INPUT_RANGE,         /* value: the deviation of the inputs */
-	MPT_FAULT_TARGETS_CONSTANT,    /* value: the one class that there is */
-	MPT_FAULT_RATE_HIGH,           /* value: change of a weight matrix in a step, of its norm */
+typedef enum mpt_fault {			/* in the order in which findings are told */
+	MPT_FAULT_INPUT_NONFINITE = 0,	/* value: the sample's number in its batch */
+	MPT_FAULT_WEIGHTS_NONFINITE,	/* before the first step */
+	MPT_FAULT_FORWARD_NONFINITE,	/* the first layer whose output is not finite, in fp32, too */
+	MPT_FAULT_FORWARD_OVERFLOW,		/* the same, where fp32 is finite; value: what fp32 reaches */
+	MPT_FAULT_LOSS_NONFINITE,		/* of outputs that are finite */
+	MPT_FAULT_BACKWARD_NONFINITE,	/* the first layer from the loss on whose gradient is not */
+	MPT_FAULT_SKIPS,				/* value: steps in a row that the scaler has skipped */
+	MPT_FAULT_UNDERFLOW,			/* value: share of a layer's gradients that fp16 makes zero */
+	MPT_FAULT_INPUT_RANGE,			/* value: the deviation of the inputs */
+	MPT_FAULT_TARGETS_CONSTANT,		/* value: the one class that there is */
+	MPT_FAULT_RATE_HIGH,			/* value: change of a weight matrix in a step, of its norm */
 	MPT_FAULT_RATE_LOW,
-	MPT_FAULT_WEIGHTS_LARGE, /* value: the largest magnitude */
-	MPT_FAULT_EXPLODING,     /* value: gradients of the first layer over those of the last one */
+	MPT_FAULT_WEIGHTS_LARGE,	/* value: the largest magnitude */
+	MPT_FAULT_EXPLODING,		/* value: gradients of the first layer over those of the last one */
 	MPT_FAULT_VANISHING,
-	MPT_FAULT_DEAD_LAYER,   /* all outputs are zero */
-	MPT_FAULT_DEAD_UNITS,   /* value: share of units that are zero for every sample */
-	MPT_FAULT_SATURATED,    /* value: share of outputs of a tanh or sigmoid at its ends */
-	MPT_FAULT_UNREACHED,    /* the loss does not depend on this parameter */
-	MPT_FAULT_NO_OPTIMIZER, /* has gradients, and no step changes it */
-	MPT_FAULT_FROZEN,       /* value: how many parameters; may be meant */
-	MPT_FAULT_LOSS_RISES,   /* value: the last losses over the first ones */
+	MPT_FAULT_DEAD_LAYER,	/* all outputs are zero */
+	MPT_FAULT_DEAD_UNITS,	/* value: share of units that are zero for every sample */
+	MPT_FAULT_SATURATED,	/* value: share of outputs of a tanh or sigmoid at its ends */
+	MPT_FAULT_UNREACHED,	/* the loss does not depend on this parameter */
+	MPT_FAULT_NO_OPTIMIZER,	/* has gradients, and no step changes it */
+	MPT_FAULT_FROZEN,		/* value: how many parameters; may be meant */
+	MPT_FAULT_LOSS_RISES,	/* value: the last losses over the first ones */
 	MPT_FAULTS
 } mpt_fault;
 
 typedef struct mpt_finding {
 	mpt_fault fault;
-	int64_t step;    /* from 1; 0: before the first one */
-	double value;    /* as above */
-	char place[160]; /* a module's or parameter's path, or "" */
-	char text[360];  /* what is wrong and what to do, in a sentence or two */
+	int64_t step;		/* from 1; 0: before the first one */
+	double value;		/* as above */
+	char place[160];	/* a module's or parameter's path, or "" */
+	char text[360];		/* what is wrong and what to do, in a sentence or two */
 } mpt_finding;
 
 typedef struct mpt_diagnosis_config {
-	int64_t steps;       /* 20 */
-	mpt_dtype precision; /* MPT_F16: that of the training, as in mpt_fit_config */
-	mpt_scaler scaler;   /* null handle: for MPT_F16 one with the usual settings */
-	bool scaled;         /* true; false: fp16 without a scaler, to see what that loses */
-	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	int64_t steps;			/* 20 */
+	mpt_dtype precision;	/* MPT_F16: that of the training, as in mpt_fit_config */
+	mpt_scaler scaler;		/* null handle: for MPT_F16 one with the usual settings */
+	bool scaled;			/* true; false: fp16 without a scaler, to see what that loses */
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user);	/* NULL: nll_loss */
 	void *user;
 } mpt_diagnosis_config;
 
@@ -311,8 +311,8 @@ typedef struct mpt_diagnosis {
 	mpt_status status;
 	int64_t steps, skipped;
 	double first_loss, last_loss, scale;
-	double seconds[2]; /* of a step, median: in fp32, in the precision asked for */
-	int count;         /* findings, one of a kind, the gravest first */
+	double seconds[2];	/* of a step, median: in fp32, in the precision asked for */
+	int count;			/* findings, one of a kind, the gravest first */
 	mpt_finding finding[MPT_MOST_FINDINGS];
 } mpt_diagnosis;
 
@@ -349,19 +349,19 @@ typedef struct mpt_training {
 	mpt_module (*net)(mpt_context *context, void *user);
 	mpt_optimizer (*optimizer)(mpt_module net, void *user);
 	mpt_loader (*loader)(mpt_context *context, void *user);
-	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user); /* NULL: nll_loss */
+	mpt_tensor (*loss)(mpt_tensor output, mpt_tensor target, void *user);	/* NULL: nll_loss */
 	void *user;
 } mpt_training;
 
 enum { MPT_PRECISION_RUNS = 5, MPT_PRECISION_POINTS = 5 };
 typedef struct mpt_precision_run {
-	const char *name;                  /* "fp32", "fp16", "bf16", "half fp16", "half bf16" */
-	mpt_status status;                 /* of its context */
-	double loss[MPT_PRECISION_POINTS]; /* means of the steps up to each fifth of them */
-	double seconds;                    /* of a step, median */
-	int64_t peak;                      /* bytes, as mpt_memory counts them */
-	int64_t skipped;                   /* steps, by the scaler, which fp16 has */
-	double scale;                      /* at the end; 1 without a scaler */
+	const char *name;					/* "fp32", "fp16", "bf16", "half fp16", "half bf16" */
+	mpt_status status;					/* of its context */
+	double loss[MPT_PRECISION_POINTS];	/* means of the steps up to each fifth of them */
+	double seconds;						/* of a step, median */
+	int64_t peak;						/* bytes, as mpt_memory counts them */
+	int64_t skipped;					/* steps, by the scaler, which fp16 has */
+	double scale;						/* at the end; 1 without a scaler */
 } mpt_precision_run;
 
 /* Trains so many steps, at least 5, in each precision, with contexts of `config` (NULL: defaults).
@@ -394,10 +394,10 @@ extern "C" {
  * learns slowly: it is for large nets that have learned before, and small changes. */
 
 typedef struct mpt_zeroth_config {
-	double lr;       /* 1e-6; of a net as small as a lesson's far more */
-	double epsilon;  /* 1e-3; how far the weights move to either side, times a normal number each */
-	int directions;  /* 1; up to 64, whose mean is taken: two forwards for each */
-	uint64_t seed;   /* 0; of the directions, beside the step's number */
+	double lr;			/* 1e-6; of a net as small as a lesson's far more */
+	double epsilon;		/* 1e-3; how far the weights move to either side, times a normal number each */
+	int directions;		/* 1; up to 64, whose mean is taken: two forwards for each */
+	uint64_t seed;		/* 0; of the directions, beside the step's number */
 } mpt_zeroth_config;
 MPTRAIN_TOOLS_API mpt_zeroth_config mpt_zeroth_config_default(void);
 
@@ -406,10 +406,10 @@ MPTRAIN_TOOLS_API mpt_zeroth_config mpt_zeroth_config_default(void);
 typedef mpt_tensor (*mpt_zeroth_loss)(mpt_module net, void *user);
 
 typedef struct mpt_zeroth {
-	mpt_status status; /* MPT_ERROR_NUMERIC: a loss was not finite */
-	double loss;       /* mean of all that were computed */
-	double slope;      /* of the loss along the last direction */
-	char error[256];   /* what was wrong, if it was something of the context's */
+	mpt_status status;	/* MPT_ERROR_NUMERIC: a loss was not finite */
+	double loss;		/* mean of all that were computed */
+	double slope;		/* of the loss along the last direction */
+	char error[256];	/* what was wrong, if it was something of the context's */
 } mpt_zeroth;
 
 /* One step. Those parameters of the net change that collect gradients (mpt_freeze, mpt_lora); they
@@ -497,12 +497,12 @@ extern "C" {
 enum { MPT_ONNX_OPSET = 18 };
 
 typedef struct mpt_onnx_config {
-	const char *const *inputs;  /* NULL: "input", or of several "input1", "input2" .. */
-	const char *const *outputs; /* NULL: "output" .. */
-	const char *batch;          /* "batch": what the size of a batch is called in shapes; NULL: the
+	const char *const *inputs;	/* NULL: "input", or of several "input1", "input2" .. */
+	const char *const *outputs;	/* NULL: "output" .. */
+	const char *batch;			/* "batch": what the size of a batch is called in shapes; NULL: the
 								   sizes of the inputs given are the only ones */
-	const int *batch_dims;      /* which dimension of each input that is, -1 none; NULL: 0 of all */
-	int64_t beside;             /* 2^30; bytes of weights from which on they go to a second file,
+	const int *batch_dims;		/* which dimension of each input that is, -1 none; NULL: 0 of all */
+	int64_t beside;				/* 2^30; bytes of weights from which on they go to a second file,
 								   whose name is the first one's with ".data" behind it */
 } mpt_onnx_config;
 MPTRAIN_TOOLS_API mpt_onnx_config mpt_onnx_config_default(void);
@@ -551,8 +551,8 @@ extern "C" {
 typedef struct mpt_report mpt_report;
 
 typedef struct mpt_report_config {
-	const char *title; /* "Training" */
-	double seconds;    /* 2; the file is written at most so often while a training runs */
+	const char *title;	/* "Training" */
+	double seconds;		/* 2; the file is written at most so often while a training runs */
 } mpt_report_config;
 MPTRAIN_TOOLS_API mpt_report_config mpt_report_config_default(void);
 
@@ -618,7 +618,7 @@ MPTRAIN_TOOLS_API mpt_status mpt_report_profile(mpt_report *report, mpt_context 
 typedef struct {
 	unsigned char *data;
 	size_t size, capacity;
-	bool failed; /* without memory; what comes then is left out */
+	bool failed;	/* without memory; what comes then is left out */
 } mpt__tools_bytes;
 
 static bool mpt__tools_bytes_reserve(mpt__tools_bytes *bytes, size_t more) {
@@ -926,7 +926,7 @@ static void mpt__tools_put_number(mpt__tools_bytes *to, double value) {
 		return;
 	}
 	if (bits << 1 == 0) {
-		mpt__tools_bytes_put_text(to, bits ? "-0.0" : "0"); /* a whole -0 is read as 0 */
+		mpt__tools_bytes_put_text(to, bits ? "-0.0" : "0");	/* a whole -0 is read as 0 */
 		return;
 	}
 	if (bits >> 63) mpt__tools_bytes_put(to, "-", 1);
@@ -959,23 +959,23 @@ static void mpt__tools_put_number(mpt__tools_bytes *to, double value) {
 typedef struct mpt__tools_stream {
 	const struct mpt__tools_format *format;
 	char *path;
-	FILE *file; /* at its end, without a buffer of its own, so that what is written is known */
+	FILE *file;	/* at its end, without a buffer of its own, so that what is written is known */
 	mpt__tools_bytes pending;
-	int error;         /* the system's number; 0: all is well */
-	const char *fault; /* what could not be done: "opened" */
-	int64_t dropped;   /* bytes */
-	bool fresh;        /* nothing is in it yet */
+	int error;			/* the system's number; 0: all is well */
+	const char *fault;	/* what could not be done: "opened" */
+	int64_t dropped;	/* bytes */
+	bool fresh;			/* nothing is in it yet */
 } mpt__tools_stream;
 
 /* What a record that was read is. */
 typedef enum {
-	MPT__TOOLS_RECORD_NONE,    /* the file ends */
-	MPT__TOOLS_RECORD_WHOLE,   /* and its step is known */
-	MPT__TOOLS_RECORD_HEAD,    /* it has no step and stays */
-	MPT__TOOLS_RECORD_BAD,     /* it is damaged, what is behind it is not */
-	MPT__TOOLS_RECORD_TORN,    /* it ends too early, or nobody knows where it ends */
-	MPT__TOOLS_RECORD_FOREIGN, /* nothing that a journal wrote */
-	MPT__TOOLS_RECORD_FAILED   /* it could not be read, by errno */
+	MPT__TOOLS_RECORD_NONE,		/* the file ends */
+	MPT__TOOLS_RECORD_WHOLE,	/* and its step is known */
+	MPT__TOOLS_RECORD_HEAD,		/* it has no step and stays */
+	MPT__TOOLS_RECORD_BAD,		/* it is damaged, what is behind it is not */
+	MPT__TOOLS_RECORD_TORN,		/* it ends too early, or nobody knows where it ends */
+	MPT__TOOLS_RECORD_FOREIGN,	/* nothing that a journal wrote */
+	MPT__TOOLS_RECORD_FAILED	/* it could not be read, by errno */
 } mpt__tools_record;
 
 /* A kind of file: how the record that begins at the place of `file` is read, and what the first
@@ -1132,7 +1132,7 @@ static bool mpt__tools_stream_open(mpt__tools_stream *stream, bool anew) {
 	stream->file = mpt__tools_file_open(stream->path, anew ? "wb" : "ab");
 	if (!stream->file) return mpt__tools_stream_fails(stream, "opened");
 	setvbuf(stream->file, NULL, _IONBF, 0);
-	if (fseek(stream->file, 0, SEEK_END) != 0) errno = 0; /* a pipe or a device has no end */
+	if (fseek(stream->file, 0, SEEK_END) != 0) errno = 0;	/* a pipe or a device has no end */
 	stream->fresh = ftell(stream->file) <= 0;
 	if (stream->fresh && stream->format->first)
 		mpt__tools_bytes_put_text(&stream->pending, stream->format->first);
@@ -1179,7 +1179,7 @@ enum { MPT__TOOLS_CRC32_PNG, MPT__TOOLS_CRC32C };
 static uint32_t mpt__tools_crc_update(
 	int kind, uint32_t crc, const unsigned char *data, size_t size) {
 	const uint32_t polynomial = kind == MPT__TOOLS_CRC32C ? 0x82F63B78u : 0xEDB88320u;
-	uint32_t nibble[16]; /* what four bits add; small enough to be made each time */
+	uint32_t nibble[16];	/* what four bits add; small enough to be made each time */
 	for (uint32_t i = 0; i < 16; i++) {
 		nibble[i] = i;
 		for (int bit = 0; bit < 4; bit++)
@@ -1313,7 +1313,7 @@ static void mpt__tools_put_text_value(mpt__tools_bytes *to, const char *text) {
 	size_t message = mpt__tools_message_begin(to, MPT__TOOLS_VALUE_TENSOR);
 	mpt__tools_put_int_field(to, MPT__TOOLS_TENSOR_DTYPE, MPT__TOOLS_DTYPE_STRING);
 	mpt__tools_put_bytes_field(
-		to, MPT__TOOLS_TENSOR_SHAPE, "\x12\x02\x08\x01", 4); /* one dimension of 1 */
+		to, MPT__TOOLS_TENSOR_SHAPE, "\x12\x02\x08\x01", 4);	/* one dimension of 1 */
 	mpt__tools_put_text_field(to, MPT__TOOLS_TENSOR_STRING, text);
 	mpt__tools_message_end(to, message);
 	message = mpt__tools_message_begin(to, MPT__TOOLS_VALUE_METADATA);
@@ -1470,7 +1470,7 @@ static size_t mpt__tools_png_begin(mpt__tools_bytes *to, const char *type) {
 static void mpt__tools_put_stored(
 	mpt__tools_bytes *to, const unsigned char *rows, size_t height, size_t width) {
 	const size_t total = height * (width + 1);
-	uint32_t a = 1, b = 0; /* Adler-32 */
+	uint32_t a = 1, b = 0;	/* Adler-32 */
 	for (size_t at = 0; at < total; at++) {
 		if (at % 65535 == 0) {
 			const size_t left = total - at, length = left < 65535 ? left : 65535;
@@ -1528,10 +1528,10 @@ static const mpt__tools_format mpt__tools_journal_formats[MPT__TOOLS_JOURNAL_FIL
 struct mpt_journal {
 	mpt_journal_config config;
 	mpt__tools_stream streams[MPT__TOOLS_JOURNAL_FILES];
-	mpt__tools_bytes record;    /* that is being made */
-	mpt_status status;          /* of opening it and of what is lost */
-	double flushed;             /* when */
-	int64_t fit_base, fit_last; /* steps before this fit; the last one logged */
+	mpt__tools_bytes record;	/* that is being made */
+	mpt_status status;			/* of opening it and of what is lost */
+	double flushed;				/* when */
+	int64_t fit_base, fit_last;	/* steps before this fit; the last one logged */
 	bool fit_began;
 	char error[768];
 };
@@ -1942,7 +1942,7 @@ mpt_status mpt_journal_module(
 
 mpt_status mpt_journal_pixels(mpt_journal *journal, const char *tag, int64_t step,
 	const unsigned char *pixels, int width, int height, int channels) {
-	enum { MOST = 1 << 28 }; /* bytes; a chunk of PNG ends at 2^31 */
+	enum { MOST = 1 << 28 };	/* bytes; a chunk of PNG ends at 2^31 */
 	mpt_journal_entry entry;
 	mpt_status status;
 	if (!mpt__tools_journal_begin(journal, &entry, MPT_JOURNAL_IMAGE, tag, step, &status))
@@ -2039,7 +2039,7 @@ bool mpt_journal_fit(void *user, const mpt_progress *p) {
 	if (!journal || !p) return true;
 	if (!journal->fit_began) mpt_journal_rewind(journal, p->step ? p->step - 1 : 0);
 	if (journal->fit_began && p->step < journal->fit_last)
-		journal->fit_base += journal->fit_last; /* another fit */
+		journal->fit_base += journal->fit_last;	/* another fit */
 	journal->fit_began = true;
 	journal->fit_last = p->step;
 	const int64_t step = journal->fit_base + p->step;
@@ -2072,7 +2072,7 @@ bool mpt_journal_fit(void *user, const mpt_progress *p) {
 /* Text that grows until its room is full, and then only counts. */
 typedef struct {
 	char *text;
-	size_t capacity, length; /* length: of all that was written, whether it found room or not */
+	size_t capacity, length;	/* length: of all that was written, whether it found room or not */
 } mpt__tools_note;
 
 static mpt__tools_note mpt__tools_note_begin(char *text, size_t capacity) {
@@ -2119,11 +2119,11 @@ static void mpt__tools_put_short(mpt__tools_note *to, double value, int digits) 
 	for (; value >= 10; value /= 10) exponent++;
 	for (; value > 0 && value < 1; value *= 10) exponent--;
 	uint64_t number = (uint64_t)(value * (double)unit + 0.5);
-	if (number >= 10 * unit) number /= 10, exponent++; /* 9.9996 */
+	if (number >= 10 * unit) number /= 10, exponent++;	/* 9.9996 */
 	const char *digit = mpt__tools_digits(all + 31, number, digits);
 	while (n > 1 && digit[n - 1] == '0') n--;
 	const bool plain = exponent >= -4 && exponent < digits;
-	const int whole = !plain ? 1 : exponent < 0 ? 0 : exponent + 1; /* digits before the point */
+	const int whole = !plain ? 1 : exponent < 0 ? 0 : exponent + 1;	/* digits before the point */
 	if (whole == 0) mpt__tools_note_char(to, '0');
 	for (int i = 0; i < whole; i++) mpt__tools_note_char(to, i < n ? digit[i] : '0');
 	if (n > whole) mpt__tools_note_char(to, '.');
@@ -2171,7 +2171,7 @@ static void mpt__tools_note_list(mpt__tools_note *note, const char *format, va_l
 		if (*format == 's') {
 			for (const char *c = va_arg(*arguments, const char *); *c; c++)
 				mpt__tools_note_char(&one, *c);
-		} else if (*format == 'l') { /* lld */
+		} else if (*format == 'l') {	/* lld */
 			const int64_t value = va_arg(*arguments, long long);
 			char text[32];
 			if (value < 0) mpt__tools_note_char(&one, '-');
@@ -2233,7 +2233,7 @@ static double mpt__tools_probe_time(mpt__tools_probe *probe, double seconds) {
 	double times[MPT__TOOLS_TRIALS];
 	int n = 0, runs = 1;
 	const double start = mpt__tools_seconds(), end = start + seconds;
-	probe->run(probe); /* the first one makes buffers and half copies */
+	probe->run(probe);	/* the first one makes buffers and half copies */
 	mpt_synchronize(probe->context);
 	if (mpt__tools_seconds() > end)
 		return mpt_failed(probe->context) ? 0 : mpt__tools_seconds() - start;
@@ -2244,7 +2244,7 @@ static double mpt__tools_probe_time(mpt__tools_probe *probe, double seconds) {
 		mpt_synchronize(probe->context);
 		const double time = mpt__tools_seconds() - begin;
 		if (n == 0 && time < seconds / (int)MPT__TOOLS_TRIALS / 2 && runs < 1 << 20) {
-			runs *= 2; /* shorter than the clock tells well */
+			runs *= 2;	/* shorter than the clock tells well */
 			continue;
 		}
 		int at = n++;
@@ -2334,12 +2334,12 @@ mpt_machine mpt_machine_measure(mpt_context *ctx, double seconds) {
 	mpt_machine machine;
 	memset(&machine, 0, sizeof machine);
 	if (mpt_failed(ctx)) return machine;
-	const int64_t copied = 8 << 20; /* floats, of 4 bytes */
+	const int64_t copied = 8 << 20;	/* floats, of 4 bytes */
 	const double share = (seconds > 0 ? seconds : 2) / 7;
 	for (int i = 0; i < MPT__TOOLS_PRECISIONS; i++) {
 		int64_t side = 64;
 		double time = 0;
-		for (; side <= 4096 && time < 1e-3 && !mpt_failed(ctx); side *= 2) /* which one is enough */
+		for (; side <= 4096 && time < 1e-3 && !mpt_failed(ctx); side *= 2)	/* which one is enough */
 			time = mpt__tools_product_time(
 				ctx, side, side, side, mpt__tools_precisions[i], share / 10);
 		side /= 2,
@@ -2523,14 +2523,14 @@ typedef struct mpt__tools_layer_note {
 	mpt_module module;
 	char path[MPT__TOOLS_PATH];
 	const char *kind;
-	mpt_forward_hook forward; /* the user's own, or NULL */
+	mpt_forward_hook forward;	/* the user's own, or NULL */
 	mpt_backward_hook backward;
 	void *forward_user, *backward_user;
 	int64_t outputs, zeros, saturated;
-	double largest, low, high; /* low, high: of what came in when it went wrong */
+	double largest, low, high;	/* low, high: of what came in when it went wrong */
 	int64_t gradients, gradient_zeros, binade[MPT_BINADES];
-	double squares; /* of gradients */
-	int64_t units;  /* of a relu that is looked at; 0: none */
+	double squares;	/* of gradients */
+	int64_t units;	/* of a relu that is looked at; 0: none */
 	unsigned char alive[MPT__TOOLS_UNITS];
 } mpt__tools_layer_note;
 
@@ -2544,17 +2544,17 @@ typedef struct mpt__tools_doctor {
 	mpt_diagnosis *found;
 	mpt__tools_layer_note *layers;
 	int layer_count;
-	bool plain;       /* this pass is the one in fp32 */
-	bool watched;     /* hooks are to look */
-	bool forward_bad; /* in this pass a layer's output was not finite */
+	bool plain;			/* this pass is the one in fp32 */
+	bool watched;		/* hooks are to look */
+	bool forward_bad;	/* in this pass a layer's output was not finite */
 	bool backward_bad;
-	int plain_bad; /* layer whose output was not finite in the pass in fp32, or -1 */
+	int plain_bad;	/* layer whose output was not finite in the pass in fp32, or -1 */
 	int64_t step;
-	int64_t inputs, classes[2]; /* numbers seen; least and greatest class */
+	int64_t inputs, classes[2];	/* numbers seen; least and greatest class */
 	double input_sum, input_squares, input_largest;
-	float *values; /* of one tensor at a time */
+	float *values;	/* of one tensor at a time */
 	int64_t room;
-	double losses[MPT__TOOLS_MOST_STEPS], scales[MPT__TOOLS_MOST_STEPS]; /* of each step */
+	double losses[MPT__TOOLS_MOST_STEPS], scales[MPT__TOOLS_MOST_STEPS];	/* of each step */
 } mpt__tools_doctor;
 
 /* Adds a finding, unless there is one of its kind with as much to say. */
@@ -2643,7 +2643,7 @@ static void mpt__tools_look_forward(
 	mpt_tensor_stats from;
 	memset(&from, 0, sizeof from);
 	if (mpt__tools_is_float(in[0])) from = mpt_statistics(in[0]);
-	if (from.nans + from.infinities > 0) return; /* it is not the one to blame */
+	if (from.nans + from.infinities > 0) return;	/* it is not the one to blame */
 	if (d->plain) {
 		d->plain_bad = (int)(layer - d->layers);
 		mpt__tools_found(d, MPT_FAULT_FORWARD_NONFINITE, layer->path,
@@ -2752,7 +2752,7 @@ static void mpt__tools_look_at_batch(mpt__tools_doctor *d, const mpt_batch *b) {
 	const float *y = mpt_get_dtype(b->y) == MPT_I64 ? mpt__tools_values(d, b->y, &count) : NULL;
 	for (int64_t i = 0; y && i < count; i++) {
 		const int64_t class_number = (int64_t)y[i];
-		if (class_number < 0) continue; /* left out of the loss */
+		if (class_number < 0) continue;	/* left out of the loss */
 		if (d->classes[0] > class_number) d->classes[0] = class_number;
 		if (d->classes[1] < class_number) d->classes[1] = class_number;
 	}
@@ -2949,7 +2949,7 @@ static void mpt__tools_doctor_steps(mpt__tools_doctor *d) {
 static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
 	enum { TRIALS = 5 };
 	const mpt_dtype asked = d->config.precision;
-	const int64_t skipped = d->found->skipped; /* before the steps that only measure */
+	const int64_t skipped = d->found->skipped;	/* before the steps that only measure */
 	mpt_batch b;
 	for (int which = 0; which < 2; which++) {
 		double times[TRIALS];
@@ -2973,7 +2973,7 @@ static void mpt__tools_doctor_times(mpt__tools_doctor *d) {
 
 /* The share of a layer's gradients, other than 0, that fp16 makes 0 at this scale. */
 static double mpt__tools_lost(const mpt__tools_layer_note *layer, double scale) {
-	double smallest = -25; /* half of the smallest number, which rounds to it */
+	double smallest = -25;	/* half of the smallest number, which rounds to it */
 	int64_t lost = 0;
 	for (; scale >= 2; scale /= 2) smallest--;
 	for (int i = 0; i < MPT_BINADES; i++)
@@ -3239,7 +3239,7 @@ enum { MPT__TOOLS_STEP_TIMES = 512 };
 
 typedef struct mpt__tools_way {
 	const char *name;
-	mpt_dtype autocast, weights; /* MPT_F32: none, as they are */
+	mpt_dtype autocast, weights;	/* MPT_F32: none, as they are */
 	bool scaled;
 } mpt__tools_way;
 
@@ -3262,7 +3262,7 @@ static double mpt__tools_way_step(mpt_context *ctx, const mpt__tools_way *way,
 	mpt_backward(mpt_scale_loss(scaler, loss));
 	mpt_scaler_step(scaler, optimizer);
 	mpt_scaler_update(scaler);
-	const double value = mpt_item(loss); /* waits for the step, which is timed */
+	const double value = mpt_item(loss);	/* waits for the step, which is timed */
 	mpt_step_end(ctx);
 	return value;
 }
@@ -3287,7 +3287,7 @@ static void mpt__tools_way_run(mpt_context *ctx, const mpt__tools_way *way,
 		const double time = mpt__tools_seconds() - begin;
 		const int64_t point = i * MPT_PRECISION_POINTS / steps;
 		run->loss[point] += loss, counts[point]++;
-		if (n == MPT__TOOLS_STEP_TIMES) continue; /* enough for a median */
+		if (n == MPT__TOOLS_STEP_TIMES) continue;	/* enough for a median */
 		int at = n++;
 		for (; at > 0 && times[at - 1] > time; at--) times[at] = times[at - 1];
 		times[at] = time;
@@ -3381,7 +3381,7 @@ static double mpt__tools_zeroth_loss(
 	mpt_scope_begin(ctx);
 	mpt_inference_begin(ctx);
 	const double value = mpt_item(loss(net, user));
-	if (mpt__tools_zeroth_fails(ctx, result)) return 0; /* which closed all that was open */
+	if (mpt__tools_zeroth_fails(ctx, result)) return 0;	/* which closed all that was open */
 	mpt_inference_end(ctx);
 	mpt_scope_end(ctx);
 	if (!mpt__tools_is_finite(value)) result->status = MPT_ERROR_NUMERIC;
@@ -3441,7 +3441,7 @@ mpt_zeroth mpt_zeroth_step(mpt_module net, mpt_zeroth_loss loss, void *user,
  * tools/trace.c: profiles as files: the trace events that Chrome and Perfetto read.
  * ---- */
 
-enum { MPT__TOOLS_TRACE_ROWS = 4096 }; /* of threads that get a name */
+enum { MPT__TOOLS_TRACE_ROWS = 4096 };	/* of threads that get a name */
 
 typedef struct {
 	mpt__tools_stream stream;
@@ -3509,7 +3509,7 @@ static void mpt__tools_trace_each(void *user, const mpt_profile_span *span) {
 		mpt__tools_trace_integer(trace, ",\"bytes_written\":", span->bytes_written);
 	}
 	mpt__tools_bytes_put_text(to, "}},\n");
-	if (span->kind == MPT_SPAN_LAUNCH) { /* a row with a curve */
+	if (span->kind == MPT_SPAN_LAUNCH) {	/* a row with a curve */
 		mpt__tools_trace_time(
 			trace, "{\"name\":\"memory\",\"ph\":\"C\",\"pid\":1,\"ts\":", end);
 		mpt__tools_trace_integer(trace, ",\"args\":{\"bytes\":", (double)span->memory);
@@ -3805,7 +3805,7 @@ static void mpt__tools_dot_group(
 		while (!mpt__tools_node_shown(mpt_graph_node(graph, first)) ||
 			!mpt__tools_path_within(mpt_graph_node(graph, first)->module, group))
 			first++;
-		if (first < i) continue; /* its frame is drawn */
+		if (first < i) continue;	/* its frame is drawn */
 		mpt__tools_put_format(
 			to, "subgraph cluster_%lld_%lld { label=\"", (long long)depth, (long long)i);
 		mpt__tools_put_quoted(to, group + length);
@@ -3965,7 +3965,7 @@ mpt_status mpt_journal_graph(mpt_journal *journal, mpt_graph graph) {
 enum {
 	MPT__TOOLS_BOX_WIDTH = 220,
 	MPT__TOOLS_BOX_HEIGHT = 50,
-	MPT__TOOLS_COLUMN = 260, /* from one to the next */
+	MPT__TOOLS_COLUMN = 260,	/* from one to the next */
 	MPT__TOOLS_ROW = 94,
 	MPT__TOOLS_LANE = 16,
 	MPT__TOOLS_EDGE_OF_PICTURE = 40
@@ -3973,22 +3973,22 @@ enum {
 
 typedef struct {
 	const mpt_node *node;
-	int row, column; /* row -1: without a box */
-	int readers;     /* boxes that read it */
-	int height;      /* the longest way to a box that none reads */
-	int heir;        /* which box of the next row is below it, as it was read first; 0: none */
-	int next;        /* the box that is next to the right in its row, plus one; 0: none */
+	int row, column;	/* row -1: without a box */
+	int readers;		/* boxes that read it */
+	int height;			/* the longest way to a box that none reads */
+	int heir;			/* which box of the next row is below it, as it was read first; 0: none */
+	int next;			/* the box that is next to the right in its row, plus one; 0: none */
 } mpt__tools_box;
 
 /* An edge that passes rows by. */
 typedef struct {
-	int from, to, lane, column; /* column: the last one that it passes */
+	int from, to, lane, column;	/* column: the last one that it passes */
 } mpt__tools_detour;
 
 typedef struct {
 	mpt_graph graph;
 	int count, rows, columns, lanes, detours;
-	mpt__tools_box *boxes; /* by node */
+	mpt__tools_box *boxes;	/* by node */
 	mpt__tools_detour *detour;
 } mpt__tools_drawing;
 
@@ -4013,7 +4013,7 @@ static void mpt__tools_drawing_rows(mpt__tools_drawing *d) {
 		}
 		if (box->row + 1 > d->rows) d->rows = box->row + 1;
 	}
-	for (int i = d->count; i-- > 0;) { /* constants beside what reads them, not at the top */
+	for (int i = d->count; i-- > 0;) {	/* constants beside what reads them, not at the top */
 		mpt__tools_box *box = &d->boxes[i];
 		if (box->node->kind != MPT_NODE_CONSTANT) continue;
 		for (int k = i + 1; k < d->count; k++)
@@ -4088,7 +4088,7 @@ static void mpt__tools_drawing_lanes(mpt__tools_drawing *d) {
 					d->boxes[other->from].row > d->boxes[i].row)
 					continue;
 				detour.lane++;
-				n = -1; /* all of them once more */
+				n = -1;	/* all of them once more */
 			}
 			if (detour.lane + 1 > d->lanes) d->lanes = detour.lane + 1;
 			d->detour[d->detours++] = detour;
@@ -4133,7 +4133,7 @@ static int mpt__tools_box_y(const mpt__tools_box *box) {
 static void mpt__tools_put_cut(mpt__tools_bytes *to, const char *text, size_t most) {
 	char cut[80];
 	size_t length = strlen(text), n = length > most ? most - 3 : length;
-	while (n > 0 && length > most && ((unsigned char)text[n] & 0xC0) == 0x80) n--; /* UTF-8 */
+	while (n > 0 && length > most && ((unsigned char)text[n] & 0xC0) == 0x80) n--;	/* UTF-8 */
 	memcpy(cut, text, n);
 	memcpy(cut + n, length > most ? "..." : "", length > most ? 4 : 1);
 	mpt__tools_put_escaped(to, cut);
@@ -4217,7 +4217,7 @@ static void mpt__tools_svg_frame(
 	for (int i = 0; i < d->count; i++) {
 		const mpt__tools_box *box = &d->boxes[i];
 		if (box->row < 0 || !mpt__tools_path_within(box->node->module, path)) continue;
-		if (i < first) return; /* it is drawn */
+		if (i < first) return;	/* it is drawn */
 		left = box->column < left ? box->column : left;
 		right = box->column > right ? box->column : right;
 		top = box->row < top ? box->row : top;
@@ -4291,7 +4291,7 @@ static bool mpt__tools_put_svg(mpt__tools_bytes *to, mpt_graph graph) {
 					mpt__tools_svg_edge(to, &d, from, i);
 			}
 		for (int i = 0; i < d.detours; i++) mpt__tools_svg_detour(to, &d, &d.detour[i]);
-		mpt__tools_svg_frames(to, &d); /* whose names are above the edges */
+		mpt__tools_svg_frames(to, &d);	/* whose names are above the edges */
 		for (int i = 0; i < d.count; i++)
 			if (d.boxes[i].row >= 0) mpt__tools_svg_box(to, &d, i);
 		mpt__tools_bytes_put_text(to, "</svg>\n");
@@ -4319,7 +4319,7 @@ mpt_status mpt_graph_svg(mpt_graph graph, const char *path) {
 typedef struct {
 	char *name;
 	mpt_dtype dtype;
-	int cast[MPT_DTYPE_COUNT]; /* 1 + the value that is this one in another dtype; 0: none is */
+	int cast[MPT_DTYPE_COUNT];	/* 1 + the value that is this one in another dtype; 0: none is */
 } mpt__onnx_value;
 
 /* A tensor that the file holds: of the net, or made here. */
@@ -4327,8 +4327,8 @@ typedef struct {
 	int value;
 	mpt_shape shape;
 	mpt_tensor tensor;
-	unsigned char *data; /* NULL: that of the tensor */
-	int64_t bytes, offset; /* offset: in the file beside; -1: in the model */
+	unsigned char *data;	/* NULL: that of the tensor */
+	int64_t bytes, offset;	/* offset: in the file beside; -1: in the model */
 } mpt__onnx_weight;
 
 typedef struct {
@@ -4336,18 +4336,18 @@ typedef struct {
 	const mpt_onnx_config *config;
 	const mpt_tensor *inputs;
 	int n_inputs;
-	mpt_graph graph, twin; /* twin: of a batch twice as large, where sizes go with it */
+	mpt_graph graph, twin;	/* twin: of a batch twice as large, where sizes go with it */
 	bool varies;
-	int64_t batch[2]; /* sizes of both */
-	int at;           /* the node under way, .. */
-	const mpt_node *node, *other; /* .. and the same in the twin, or in the graph itself */
-	int made;                     /* values that it has made */
-	int *results;                 /* by node and output */
+	int64_t batch[2];	/* sizes of both */
+	int at;				/* the node under way, .. */
+	const mpt_node *node, *other;	/* .. and the same in the twin, or in the graph itself */
+	int made;						/* values that it has made */
+	int *results;					/* by node and output */
 	mpt__onnx_value *values;
 	mpt__onnx_weight *weights;
 	int value_count, value_room, weight_count, weight_room;
-	int batch_value;                    /* the batch's size as a value; -1: nobody has asked */
-	mpt__tools_bytes nodes, attributes; /* attributes: of the node to come */
+	int batch_value;					/* the batch's size as a value; -1: nobody has asked */
+	mpt__tools_bytes nodes, attributes;	/* attributes: of the node to come */
 	mpt_status status;
 	mpt__tools_note why;
 } mpt__onnx;
@@ -4429,18 +4429,18 @@ static bool mpt__onnx_is_float(mpt_dtype dtype) {
 /* ==== Nodes ==== */
 
 enum {
-	MPT__ONNX_NODE = 1, /* of a graph .. */
+	MPT__ONNX_NODE = 1,	/* of a graph .. */
 	MPT__ONNX_GRAPH_NAME = 2,
 	MPT__ONNX_INITIALIZER = 5,
 	MPT__ONNX_INPUT = 11,
 	MPT__ONNX_OUTPUT = 12,
 	MPT__ONNX_VALUE_INFO = 13,
-	MPT__ONNX_NODE_INPUT = 1, /* of a node .. */
+	MPT__ONNX_NODE_INPUT = 1,	/* of a node .. */
 	MPT__ONNX_NODE_OUTPUT = 2,
 	MPT__ONNX_NODE_NAME = 3,
 	MPT__ONNX_NODE_TYPE = 4,
 	MPT__ONNX_NODE_ATTRIBUTE = 5,
-	MPT__ONNX_FLOAT = 1, /* AttributeProto.AttributeType */
+	MPT__ONNX_FLOAT = 1,	/* AttributeProto.AttributeType */
 	MPT__ONNX_INT = 2,
 	MPT__ONNX_STRING = 3,
 	MPT__ONNX_GRAPH = 5,
@@ -4835,7 +4835,7 @@ static int mpt__onnx_compare(mpt__onnx *o, const char *type, int a, int b) {
 
 /* A row of the table of ops: what it becomes, and who writes it. */
 typedef struct mpt__onnx_row {
-	const char *op, *form; /* form: the node's type, or "composed" */
+	const char *op, *form;	/* form: the node's type, or "composed" */
 	void (*write)(mpt__onnx *o, const char *form);
 } mpt__onnx_row;
 
@@ -5902,7 +5902,7 @@ static void mpt__onnx_nll(mpt__onnx *o, const char *form) {
 	}
 	in[0] = mpt__onnx_as(o, in[0], MPT_SHAPE(-1, count));
 	in[1] = mpt__onnx_as(o, in[1], MPT_SHAPE(-1));
-	if (form[0] == 'S') { /* of logits */
+	if (form[0] == 'S') {	/* of logits */
 		mpt__onnx_int(o, "axis", 1);
 		in[0] = mpt__onnx_one(o, "LogSoftmax", in[0]);
 	}
@@ -5933,7 +5933,7 @@ static void mpt__onnx_loss(mpt__onnx *o, int each) {
 		each = mpt__onnx_reduce(o, "ReduceMean", each, dims, shape->rank, false);
 	if (how == MPT_SUM || how == MPT_BATCH_MEAN)
 		each = mpt__onnx_reduce(o, "ReduceSum", each, dims, shape->rank, false);
-	const bool soft = o->node->name[0] == 's'; /* one loss for all classes, the second dimension */
+	const bool soft = o->node->name[0] == 's';	/* one loss for all classes, the second dimension */
 	if (how == MPT_BATCH_MEAN && !(soft && shape->rank == 1)) {
 		int64_t times = 1;
 		for (int i = 2; i < shape->rank && soft; i++) times *= shape->dim[i];
@@ -6067,7 +6067,7 @@ static void mpt__onnx_poisson(mpt__onnx *o, const char *form) {
 	if (!logs) by = mpt__onnx_one(o, "Log", mpt__onnx_with(o, "Add", x, o->node->number[0]));
 	by = mpt__onnx_two(o, "Mul", y, by);
 	int each = mpt__onnx_two(o, "Sub", logs ? mpt__onnx_one(o, "Exp", x) : x, by);
-	if (o->node->number[1] != 0.0) { /* y log(y) - y + (log(2 pi) + log(y)) / 2 where y > 1 */
+	if (o->node->number[1] != 0.0) {	/* y log(y) - y + (log(2 pi) + log(y)) / 2 where y > 1 */
 		const int l = mpt__onnx_one(o, "Log", y);
 		const int half = mpt__onnx_with(o, "Mul", mpt__onnx_with(o, "Add", l, 1.837877066), 0.5);
 		int more = mpt__onnx_two(o, "Sub", mpt__onnx_two(o, "Mul", y, l), y);
@@ -6271,13 +6271,13 @@ const char *mpt_onnx_form(const char *op) {
  * ---- */
 
 enum {
-	MPT__ONNX_IR_VERSION = 8, /* what belongs to the opset */
-	MPT__ONNX_SMALL = 1024,   /* bytes of a tensor that stays in the model */
-	MPT__ONNX_PAGE = 4096,    /* where tensors in a file beside begin, so that it can be mapped */
-	MPT__ONNX_RAW_DATA = 9,   /* of a tensor .. */
+	MPT__ONNX_IR_VERSION = 8,	/* what belongs to the opset */
+	MPT__ONNX_SMALL = 1024,		/* bytes of a tensor that stays in the model */
+	MPT__ONNX_PAGE = 4096,		/* where tensors in a file beside begin, so that it can be mapped */
+	MPT__ONNX_RAW_DATA = 9,		/* of a tensor .. */
 	MPT__ONNX_EXTERNAL_DATA = 13,
 	MPT__ONNX_DATA_LOCATION = 14,
-	MPT__ONNX_MODEL_GRAPH = 7, /* of a model .. */
+	MPT__ONNX_MODEL_GRAPH = 7,	/* of a model .. */
 	MPT__ONNX_MODEL_OPSET = 8
 };
 
@@ -6640,7 +6640,7 @@ static void mpt__onnx_put_infos(mpt__onnx *o, mpt__tools_bytes *to) {
 /* ==== Files ==== */
 
 typedef struct {
-	char *path, *beside; /* where it shall be, and where it is written */
+	char *path, *beside;	/* where it shall be, and where it is written */
 	FILE *file;
 } mpt__onnx_file;
 
@@ -6898,14 +6898,14 @@ mpt_status mpt_onnx_export(mpt_module net, const mpt_tensor *inputs, int n_input
 enum { MPT__TOOLS_POINTS = 512 };
 typedef struct {
 	int count;
-	int64_t each, open; /* numbers in a point, and in the one under way */
+	int64_t each, open;	/* numbers in a point, and in the one under way */
 	double sum;
 	double step[MPT__TOOLS_POINTS], value[MPT__TOOLS_POINTS];
 } mpt__tools_series;
 
 static void mpt__tools_series_add(mpt__tools_series *s, double step, double value) {
 	if (s->each == 0) s->each = 1;
-	s->sum += value; /* what is not finite makes its point so */
+	s->sum += value;	/* what is not finite makes its point so */
 	if (++s->open < s->each) return;
 	if (s->count == MPT__TOOLS_POINTS) {
 		for (int i = 0; i < s->count / 2; i++) {
@@ -6914,7 +6914,7 @@ static void mpt__tools_series_add(mpt__tools_series *s, double step, double valu
 		}
 		s->count /= 2;
 		s->each *= 2;
-		return; /* this one opens a point of twice as many */
+		return;	/* this one opens a point of twice as many */
 	}
 	s->step[s->count] = step;
 	s->value[s->count++] = s->sum / (double)s->open;
@@ -6928,14 +6928,14 @@ typedef struct {
 	const char *id, *title;
 	const char *name[MPT__TOOLS_LINES];
 	const mpt__tools_series *series[MPT__TOOLS_LINES];
-	const mpt__tools_series *marks; /* NULL; steps of marks */
-	const char *mark;               /* what they are */
-	const char *axis;               /* what goes to the right */
+	const mpt__tools_series *marks;	/* NULL; steps of marks */
+	const char *mark;				/* what they are */
+	const char *axis;				/* what goes to the right */
 } mpt__tools_chart;
 
 typedef struct {
 	double left, right, low, high;
-	int finite, strange; /* points */
+	int finite, strange;	/* points */
 } mpt__tools_range;
 
 static mpt__tools_range mpt__tools_chart_range(const mpt__tools_chart *chart) {
@@ -6964,7 +6964,7 @@ static mpt__tools_range mpt__tools_chart_range(const mpt__tools_chart *chart) {
 
 /* Where a number is in the picture, from `a` to `b`; in the middle where all are equal. */
 static double mpt__tools_place(double value, double low, double high, double a, double b) {
-	const double wide = high / 2 - low / 2; /* which cannot overflow */
+	const double wide = high / 2 - low / 2;	/* which cannot overflow */
 	return wide > 0 ? a + (b - a) * ((value / 2 - low / 2) / wide) : (a + b) / 2;
 }
 
@@ -6999,7 +6999,7 @@ static void mpt__tools_put_line(
 		drawn = true;
 		const bool alone = (i == 0 || !mpt__tools_is_finite(s->value[i - 1])) &&
 			(i + 1 == s->count || !mpt__tools_is_finite(s->value[i + 1]));
-		if (alone) mpt__tools_put_format(to, "h.1"); /* round ends make it a dot */
+		if (alone) mpt__tools_put_format(to, "h.1");	/* round ends make it a dot */
 	}
 	mpt__tools_put_format(to, "\"/>\n");
 	for (int i = 0; i < s->count; i++)
@@ -7015,7 +7015,7 @@ static void mpt__tools_put_axes(
 		const double value = i == 1 ? r->low / 2 + r->high / 2 : i ? r->high : r->low;
 		const double low = (double)MPT__TOOLS_Y0, high = (double)MPT__TOOLS_Y1;
 		const double y = low + i * (high - low) / 2;
-		const bool told = i == 1 || r->high > r->low; /* the middle one where all are equal */
+		const bool told = i == 1 || r->high > r->low;	/* the middle one where all are equal */
 		mpt__tools_put_format(to, "<path class=\"grid\" d=\"M%lld %.1fH%lld\"/>",
 			(long long)MPT__TOOLS_X0, y, (long long)MPT__TOOLS_X1);
 		if (told && r->finite > 0)
@@ -7165,9 +7165,9 @@ static void mpt__tools_put_base64(mpt__tools_bytes *to, const mpt__tools_bytes *
 enum {
 	MPT__TOOLS_PANELS = 6,
 	MPT__TOOLS_BARS = 24,
-	MPT__TOOLS_TENSORS = 24, /* with a distribution */
+	MPT__TOOLS_TENSORS = 24,	/* with a distribution */
 	MPT__TOOLS_CLASSES = 40,
-	MPT__TOOLS_DRAWN = 300000 /* bytes of a drawing that a page takes */
+	MPT__TOOLS_DRAWN = 300000	/* bytes of a drawing that a page takes */
 };
 
 typedef struct {
@@ -7179,11 +7179,11 @@ struct mpt_report {
 	char *path;
 	char title[120];
 	mpt_report_config config;
-	double written; /* when */
+	double written;	/* when */
 	mpt_status status;
 	mpt__tools_series loss, lr, scale, norm, speed, memory, skips;
 	mpt__tools_series epoch_loss, validation_loss, validation_accuracy;
-	int64_t base, last, skipped; /* steps of fits before, the last step, skipped so far */
+	int64_t base, last, skipped;	/* steps of fits before, the last step, skipped so far */
 	mpt_progress progress;
 	bool began;
 	mpt__tools_bytes net, spread, confusion, kinds, step;
@@ -7347,7 +7347,7 @@ static bool mpt__tools_is_nan(double value) {
 bool mpt_report_fit(void *user, const mpt_progress *p) {
 	mpt_report *r = (mpt_report *)user;
 	if (!r || !p) return true;
-	if (r->began && p->step < r->last) r->base += r->last, r->skipped = 0; /* another fit */
+	if (r->began && p->step < r->last) r->base += r->last, r->skipped = 0;	/* another fit */
 	const double step = (double)(r->base + p->step);
 	r->began = true;
 	r->last = p->step;
@@ -7407,15 +7407,15 @@ enum { MPT__TOOLS_STEP_POINTS = 400 };
 /* A step of a profile with its launches, of which so many neighbours make a point that there are
    points enough: a point has the most that was in use in them. */
 typedef struct {
-	double start, end; /* seconds; where there is none, `end` is not behind `start` */
+	double start, end;	/* seconds; where there is none, `end` is not behind `start` */
 	int64_t launches;
 } mpt__tools_stretch;
 typedef struct {
-	mpt__tools_stretch whole, last; /* the one that is drawn; the last one, which may be cut off */
+	mpt__tools_stretch whole, last;	/* the one that is drawn; the last one, which may be cut off */
 	int64_t each, in_point;
-	double most;                       /* of the point under way, MiB */
-	int phase;                         /* of the launch before */
-	mpt__tools_series line[MPT__TOOLS_LINES]; /* forward, backward, update: MiB by microseconds */
+	double most;						/* of the point under way, MiB */
+	int phase;							/* of the launch before */
+	mpt__tools_series line[MPT__TOOLS_LINES];	/* forward, backward, update: MiB by microseconds */
 } mpt__tools_step;
 
 static bool mpt__tools_stretch_has(const mpt__tools_stretch *step, const mpt_profile_span *span) {
@@ -7445,7 +7445,7 @@ static void mpt__tools_step_follow(void *user, const mpt_profile_span *span) {
 	if (++step->in_point < step->each && phase == step->phase) return;
 	mpt__tools_series *line = &step->line[phase];
 	const mpt__tools_series *before = &step->line[step->phase];
-	if (phase != step->phase && before->count > 0) /* the lines meet */
+	if (phase != step->phase && before->count > 0)	/* the lines meet */
 		mpt__tools_series_add(
 			line, before->step[before->count - 1], before->value[before->count - 1]);
 	const double microseconds = 1e6 * (span->start + span->seconds - step->whole.start);
@@ -7572,7 +7572,7 @@ static void mpt__tools_put_filters(
 	unsigned char *pixels = (unsigned char *)mpt__tools_allocate((size_t)(wide * high));
 	mpt__tools_bytes png = {NULL, 0, 0, false};
 	for (int64_t f = 0; pixels && f < count; f++) {
-		const float *filter = values + f * each; /* its first plane */
+		const float *filter = values + f * each;	/* its first plane */
 		float low = filter[0], top = filter[0];
 		for (int64_t i = 0; i < height * width; i++)
 			low = filter[i] < low ? filter[i] : low, top = filter[i] > top ? filter[i] : top;

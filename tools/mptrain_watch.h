@@ -7,9 +7,9 @@
  * It belongs to mptrain.h of the same version, which declares all of it and includes it by name.
  * Put it where the compiler finds it and define MPTRAIN_WATCH where MPTRAIN_IMPLEMENTATION is:
  *
- *     #define MPTRAIN_WATCH
- *     #define MPTRAIN_IMPLEMENTATION
- *     #include "mptrain.h"
+ *		#define MPTRAIN_WATCH
+ *		#define MPTRAIN_IMPLEMENTATION
+ *		#include "mptrain.h"
  * ---- */
 #ifndef MPT__MPTRAIN_WATCH_INCLUDED
 #define MPT__MPTRAIN_WATCH_INCLUDED
@@ -30,7 +30,7 @@
  * ---- */
 
 typedef struct mpt__cost {
-	double flop, read, written; /* the latter two in bytes */
+	double flop, read, written;	/* the latter two in bytes */
 } mpt__cost;
 
 /* ==== Elements ==== */
@@ -102,7 +102,7 @@ static double mpt__each_function(const mpt__launch *l) { return mpt__function_wo
 static double mpt__each_square(const mpt__launch *l) { return l->operand[2].storage ? 3 : 2; }
 static double mpt__each_scaled(const mpt__launch *l) { return l->imm[0] > 0 ? 3 : 1; }
 static double mpt__each_resized(const mpt__launch *l) {
-	return l->index[0] == MPT__RESIZE_NEAREST ? 0 : 7; /* four products, three sums */
+	return l->index[0] == MPT__RESIZE_NEAREST ? 0 : 7;	/* four products, three sums */
 }
 /* The multiplier and the step; weight decay; momentum; Nesterov's look ahead. */
 static double mpt__each_sgd(const mpt__launch *l) {
@@ -111,7 +111,7 @@ static double mpt__each_sgd(const mpt__launch *l) {
 /* The multiplier, decay, 3 for m, 4 for v, 6 for the step. */
 static double mpt__each_adam(const mpt__launch *l) { return 14 + 2 * (l->imm[3] != 0); }
 static double mpt__each_moments(const mpt__launch *l) {
-	static const uint8_t words[] = {15, 9, 7, 13, 9}; /* in the order of MPT__UPDATES */
+	static const uint8_t words[] = {15, 9, 7, 13, 9};	/* in the order of MPT__UPDATES */
 	const int row = l->function - MPT__FN_NO_UPDATE - 1;
 	return words[row] + 2.0 * (l->operand[6].storage != 0) + 2.0 * (l->operand[8].storage != 0);
 }
@@ -233,7 +233,7 @@ static double mpt__cost_picked(const mpt__launch *l, int operand) {
 			return mpt__operand_numel(&o[1]) * (o[0].shape[1] == 2 ? 4 : 8);
 		case MPT__K_SGD * 16 + 7:
 		case MPT__K_ADAM * 16 + 7:
-		case MPT__K_MOMENTS * 16 + 7: return 1; /* this step's rate */
+		case MPT__K_MOMENTS * 16 + 7: return 1;	/* this step's rate */
 		default: return -1;
 	}
 }
@@ -256,9 +256,9 @@ static double mpt__cost_triangle(const mpt__launch *l) {
 /* ==== The table ==== */
 
 typedef struct mpt__cost_rule {
-	mpt__each_fn each; /* for each element of the operand; NULL: `whole` */
+	mpt__each_fn each;	/* for each element of the operand; NULL: `whole` */
 	double (*whole)(const mpt__launch *launch);
-	int8_t operand, segments; /* segments: the operand that has them; -1: none */
+	int8_t operand, segments;	/* segments: the operand that has them; -1: none */
 } mpt__cost_rule;
 
 /* One for each kernel, by its name: what has none does not compile. */
@@ -274,7 +274,7 @@ typedef struct mpt__cost_rule {
 #define MPT__COST_argmax MPT__EACH(1, 0)
 #define MPT__COST_scatter_axis MPT__EACH(none, 2)
 #define MPT__COST_gemm MPT__WHOLE(gemm)
-#define MPT__COST_softmax MPT__EACH(5, 0) /* largest, difference, exponential, sum, quotient */
+#define MPT__COST_softmax MPT__EACH(5, 0)	/* largest, difference, exponential, sum, quotient */
 #define MPT__COST_softmax_backward MPT__EACH(4, 0)
 #define MPT__COST_dropout MPT__EACH(1, 0)
 #define MPT__COST_random MPT__EACH(2, 0)
@@ -317,13 +317,14 @@ typedef struct mpt__cost_rule {
 #define MPT__COST_attention MPT__WHOLE(attention)
 #define MPT__COST_attention_dq MPT__WHOLE(attention)
 #define MPT__COST_attention_dkv MPT__WHOLE(attention)
-#define MPT__COST_rope MPT__EACH(3, 0) /* of a pair, four products and two sums */
+#define MPT__COST_rope MPT__EACH(3, 0)	/* of a pair, four products and two sums */
 #define MPT__COST_hash_grid MPT__WHOLE(hash_grid)
 #define MPT__COST_hash_grid_backward MPT__WHOLE(hash_grid)
 #define MPT__COST_fp8_scale MPT__EACH(1, 0)
 #define MPT__COST_fp8_update MPT__EACH(none, 0)
 #define MPT__COST_gate_bits MPT__EACH(1, 0)
 #define MPT__COST_gate_open MPT__EACH(none, 1)
+#define MPT__COST_program MPT__EACH(1, 0)
 #define MPT__COST_recurrent MPT__WHOLE(recurrent)
 #define MPT__COST_recurrent_backward MPT__WHOLE(recurrent)
 static const mpt__cost_rule mpt__cost_rules[] = {
@@ -345,7 +346,7 @@ static void mpt__cost_bytes(
 		if (rule->segments > 0 && o->dtype != MPT_I64 && o->dtype != MPT_F64) count = in_segments;
 		const double bytes = count * (double)mpt_dtype_size((mpt_dtype)o->dtype);
 		const bool form = rule->segments == 4 && i == 0 && launch->operand[1].storage;
-		if (o->access != MPT__WRITE && !form) cost->read += bytes; /* a form is only written */
+		if (o->access != MPT__WRITE && !form) cost->read += bytes;	/* a form is only written */
 		if (o->access != MPT__READ) cost->written += bytes;
 	}
 }
@@ -353,7 +354,7 @@ static void mpt__cost_bytes(
 static mpt__cost mpt__launch_cost(const mpt_context *ctx, const mpt__launch *launch) {
 	const mpt__cost_rule *rule = &mpt__cost_rules[launch->kernel];
 	mpt__cost cost = {0, 0, 0};
-	mpt__launch l = *launch; /* in which what is left out at the end is absent */
+	mpt__launch l = *launch;	/* in which what is left out at the end is absent */
 	for (int i = l.n_operands; i < MPT__MAX_OPERANDS; i++) l.operand[i].storage = 0;
 	const double count = rule->segments > 0
 		? mpt__segments_numel(ctx, &l, &l.operand[rule->segments])
@@ -373,8 +374,8 @@ static mpt__cost mpt__launch_cost(const mpt_context *ctx, const mpt__launch *lau
 
 enum {
 	MPT__PROFILE_PHASES = MPT__OTHER + 1,
-	MPT__PROFILE_GRAPH = MPT__KERNEL_COUNT, /* the row of steps that ran as graphs */
-	MPT__PROFILE_DEPTH = 34, /* of spans: a step, an op, and modules; deeper ones are left out */
+	MPT__PROFILE_GRAPH = MPT__KERNEL_COUNT,	/* the row of steps that ran as graphs */
+	MPT__PROFILE_DEPTH = 34,	/* of spans: a step, an op, and modules; deeper ones are left out */
 	MPT__PROFILE_TEXT_ROWS = 24
 };
 
@@ -386,16 +387,16 @@ typedef struct {
 
 typedef struct {
 	mpt__profile_sum sums[MPT__PROFILE_PHASES];
-	uint32_t parent; /* index of a path; 0: none */
-	bool known;      /* parent is */
+	uint32_t parent;	/* index of a path; 0: none */
+	bool known;			/* parent is */
 } mpt__profile_module;
 
 typedef struct {
-	uint8_t kind, phase; /* mpt_span_kind, mpt__phase */
+	uint8_t kind, phase;	/* mpt_span_kind, mpt__phase */
 	int thread;
-	uint32_t id; /* of an op, a kernel, a path */
+	uint32_t id;	/* of an op, a kernel, a path */
 	int64_t step;
-	double start, end; /* end below start: it is under way */
+	double start, end;	/* end below start: it is under way */
 	double flop, read, written;
 	int64_t memory;
 } mpt__profile_span;
@@ -409,26 +410,26 @@ typedef struct {
 } mpt__profile_origin;
 
 typedef struct mpt__profile {
-	void (*free)(mpt_context *ctx); /* a pointer: programs that never ask are without it */
+	void (*free)(mpt_context *ctx);	/* a pointer: programs that never ask are without it */
 	mpt_profile_config config;
 	bool on;
 	double began, ended;
 	int64_t first_step, last_step;
 
-	double start; /* of the launch under way */
-	double last;  /* end of the one before */
-	bool goes_on; /* nothing but launches since then */
+	double start;	/* of the launch under way */
+	double last;	/* end of the one before */
+	bool goes_on;	/* nothing but launches since then */
 	mpt__profile_origin origin;
 
 	mpt__profile_sum all, conversions, waits;
 	mpt__profile_sum kernels[MPT__KERNEL_COUNT + 1];
-	mpt__profile_sum ops[MPT__OP_COUNT][MPT__PROFILE_PHASES]; /* row 0: of no op */
-	mpt__profile_module *modules;                             /* by path; row 0: outside of them */
+	mpt__profile_sum ops[MPT__OP_COUNT][MPT__PROFILE_PHASES];	/* row 0: of no op */
+	mpt__profile_module *modules;								/* by path; row 0: outside of them */
 	int64_t module_capacity;
 
-	mpt__profile_span *spans; /* room for config.spans; NULL: none */
+	mpt__profile_span *spans;	/* room for config.spans; NULL: none */
 	int64_t span_count, left_out;
-	mpt__profile_span *open[MPT__PROFILE_DEPTH]; /* each in the one before */
+	mpt__profile_span *open[MPT__PROFILE_DEPTH];	/* each in the one before */
 	int depth;
 } mpt__profile;
 
@@ -621,14 +622,14 @@ static double mpt__profile_taken(mpt_context *ctx, const mpt__profile *profile, 
 	return lap;
 }
 
-static void mpt__profile_launches(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_launches(MPT__HEARS) {
 	MPT__PLAIN_FLOATS;
 	(void)what;
 	if (!ctx->backend.synchronous) mpt__profile_lap(ctx);
 	((mpt__profile *)user)->start = mpt__profile_now(ctx);
 }
 
-static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_launched(MPT__HEARS) {
 	MPT__PLAIN_FLOATS;
 	const mpt__launch *launch = (const mpt__launch *)what;
 	mpt__profile *profile = (mpt__profile *)user;
@@ -657,12 +658,12 @@ static void mpt__profile_launched(mpt_context *ctx, void *user, const void *what
 
 #ifndef MPTRAIN_NO_GRAPH
 /* A repeated step that a graph runs has no launches that could be told: it is one as a whole. */
-static void mpt__profile_repeat_began(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_repeat_began(MPT__HEARS) {
 	const mpt__captured *captured = (const mpt__captured *)what;
 	if (captured->graph) mpt__profile_launches(ctx, user, what);
 }
 
-static void mpt__profile_repeat_ended(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_repeat_ended(MPT__HEARS) {
 	MPT__PLAIN_FLOATS;
 	const mpt__captured *captured = (const mpt__captured *)what;
 	mpt__profile *profile = (mpt__profile *)user;
@@ -693,7 +694,7 @@ static void mpt__profile_repeat_ended(mpt_context *ctx, void *user, const void *
 }
 #endif
 
-static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_step_began(MPT__HEARS) {
 	MPT__PLAIN_FLOATS;
 	mpt__profile *profile = (mpt__profile *)user;
 	(void)what;
@@ -703,7 +704,7 @@ static void mpt__profile_step_began(mpt_context *ctx, void *user, const void *wh
 	mpt__profile_open(ctx, MPT_SPAN_STEP, 0, MPT__OTHER, mpt__profile_now(ctx));
 }
 
-static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_step_ended(MPT__HEARS) {
 	MPT__PLAIN_FLOATS;
 	mpt__profile *profile = (mpt__profile *)user;
 	(void)what;
@@ -711,7 +712,7 @@ static void mpt__profile_step_ended(mpt_context *ctx, void *user, const void *wh
 	if (profile->depth > 0) mpt__profile_close(profile, 0, mpt__profile_now(ctx));
 }
 
-static void mpt__profile_batch_came(mpt_context *ctx, void *user, const void *what) {
+static void mpt__profile_batch_came(MPT__HEARS) {
 	const mpt__batch_wait *wait = (const mpt__batch_wait *)what;
 	mpt__profile *profile = (mpt__profile *)user;
 	profile->waits.calls++;
@@ -802,7 +803,7 @@ mpt_status mpt_profile_begin(mpt_context *ctx, const mpt_profile_config *config)
 	mpt__profile_free(ctx);
 	if (!mpt__profile_make(ctx, config)) return ctx->base.status;
 	mpt__profile *profile = (mpt__profile *)ctx->profile;
-	mpt__wait(ctx); /* for what was launched before */
+	mpt__wait(ctx);	/* for what was launched before */
 	profile->on = true;
 	for (int i = 0; i < MPT__PROFILE_HEARS && mpt__ok(ctx); i++)
 		mpt__listen(ctx, mpt__profile_hears[i].event, mpt__profile_hears[i].hear, profile);
@@ -1032,11 +1033,11 @@ size_t mpt_profile_text(mpt_context *ctx, char *text, size_t size) {
 
 enum {
 	MPT__FLIGHT_FORMAT = 1,
-	MPT__FLIGHT_HEADER = 0x4654504d, /* "MPTF" */
-	MPT__FLIGHT_BLOCK = 0x4254504d,  /* "MPTB" */
-	MPT__FLIGHT_STATED = 24,         /* bytes before the level's name */
-	MPT__FLIGHT_BEFORE = 36,         /* bytes of a block's numbers, before its steps */
-	MPT__FLIGHT_STEP = 8,            /* bytes of a step, before its sums */
+	MPT__FLIGHT_HEADER = 0x4654504d,	/* "MPTF" */
+	MPT__FLIGHT_BLOCK = 0x4254504d,		/* "MPTB" */
+	MPT__FLIGHT_STATED = 24,			/* bytes before the level's name */
+	MPT__FLIGHT_BEFORE = 36,			/* bytes of a block's numbers, before its steps */
+	MPT__FLIGHT_STEP = 8,				/* bytes of a step, before its sums */
 	MPT__FLIGHT_SUMS = 65535
 };
 
@@ -1047,13 +1048,13 @@ typedef struct {
 
 typedef struct mpt__flight {
 	mpt_flight_level level;
-	int64_t most; /* steps of a block */
+	int64_t most;	/* steps of a block */
 	bool open, repeats, replays, failed;
 	/* the step under way */
 	int64_t step, count, sums_capacity;
 	uint64_t state, batch;
 	uint16_t *sums;
-	int64_t *seen; /* by storage: the step that wrote it, or has read it */
+	int64_t *seen;	/* by storage: the step that wrote it, or has read it */
 	int64_t seen_capacity;
 	/* the file being written, and its block under way */
 	void *file;
@@ -1064,7 +1065,7 @@ typedef struct mpt__flight {
 	size_t log_bytes;
 	mpt__flight_place *places;
 	int64_t place_count, place_capacity;
-	const uint8_t *expected; /* of the step; NULL: the log has none */
+	const uint8_t *expected;	/* of the step; NULL: the log has none */
 	char isa[24];
 	uint64_t seed;
 	mpt_flight_report report;
@@ -1435,7 +1436,7 @@ static void mpt__flight_wrote(
 	flight->sums[flight->count++] = kept;
 }
 
-static void mpt__flight_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_launch(MPT__HEARS) {
 	mpt__flight *flight = (mpt__flight *)user;
 	const mpt__launch *launch = (const mpt__launch *)what;
 	const bool effect = mpt__kernel_effects[launch->kernel] != 0;
@@ -1457,7 +1458,7 @@ static void mpt__flight_launch(mpt_context *ctx, void *user, const void *what) {
 	}
 }
 
-static void mpt__flight_open(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_open(MPT__HEARS) {
 	mpt__flight *flight = (mpt__flight *)user;
 	flight->open = true;
 	flight->repeats = what != NULL;
@@ -1467,7 +1468,7 @@ static void mpt__flight_open(mpt_context *ctx, void *user, const void *what) {
 	flight->expected = flight->replays ? mpt__flight_find(flight, flight->step) : NULL;
 }
 
-static void mpt__flight_close(mpt_context *ctx, void *user, const void *what) {
+static void mpt__flight_close(MPT__HEARS) {
 	mpt__flight *flight = (mpt__flight *)user;
 	(void)what;
 	if (!flight->open) return;
@@ -1671,7 +1672,7 @@ MPT__HANDLES(graph, MPT__GRAPH)
 /* A tensor that a node has made. */
 typedef struct {
 	const mpt__tensor *tensor;
-	uint32_t generation, storage, version; /* version: of the storage */
+	uint32_t generation, storage, version;	/* version: of the storage */
 	int64_t offset;
 	mpt_edge edge;
 } mpt__traced;
@@ -1682,10 +1683,10 @@ typedef struct {
 	mpt__graph *graph;
 	mpt__traced *values;
 	int64_t count, capacity;
-	double flop;  /* of launches since the last op */
-	int user_ops; /* that run, each within the one before */
-	uint32_t written; /* the storage that the op under way has written in place */
-	bool changed;     /* an input of it is not what its node made */
+	double flop;	/* of launches since the last op */
+	int user_ops;	/* that run, each within the one before */
+	uint32_t written;	/* the storage that the op under way has written in place */
+	bool changed;		/* an input of it is not what its node made */
 } mpt__tracing;
 
 /* ==== Nodes ==== */
@@ -1800,12 +1801,12 @@ static mpt_edge mpt__tracing_find(mpt__tracing *trace, const mpt__tensor *tensor
 
 /* ==== Listening ==== */
 
-static void mpt__tracing_launch(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_launch(MPT__HEARS) {
 	mpt__tracing *trace = (mpt__tracing *)user;
 	trace->flop += mpt__launch_cost(ctx, (const mpt__launch *)what).flop;
 }
 
-static void mpt__tracing_user_op(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_user_op(MPT__HEARS) {
 	(void)ctx, (void)what;
 	((mpt__tracing *)user)->user_ops++;
 }
@@ -1838,14 +1839,14 @@ static void mpt__tracing_activate(
 	mpt__tracing_output(trace, frame->out[0]);
 }
 
-static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
+static void mpt__tracing_op(MPT__HEARS) {
 	mpt__tracing *trace = (mpt__tracing *)user;
 	const mpt__frame *frame = (const mpt__frame *)what;
 	const bool own = frame->op == MPT__OP_user;
 	mpt_edge input[MPT__MAX_INPUTS];
 	if (own) trace->user_ops--;
 	if (trace->user_ops > 0) return;
-	mpt__wait_no_more(ctx); /* a convolution, which a norm would take in its own launch */
+	mpt__wait_no_more(ctx);	/* a convolution, which a norm would take in its own launch */
 	const mpt__tensor *out = frame->out[0];
 	trace->changed = false, trace->written = 0;
 	for (int i = 0; i < frame->n_in && out; i++)
@@ -1857,8 +1858,8 @@ static void mpt__tracing_op(mpt_context *ctx, void *user, const void *what) {
 							: NULL;
 	const mpt__attributes *told = frame->attributes;
 	const int activation = own            ? MPT_ACTIVATION_NONE
-		: frame->op == MPT__OP_batch_norm ? told->index[2] != 0 /* relu */
-		: frame->n_in > 3                 ? (int)MPT_ACTIVATION_NONE /* a cell's own, each step */
+		: frame->op == MPT__OP_batch_norm ? told->index[2] != 0	/* relu */
+		: frame->n_in > 3                 ? (int)MPT_ACTIVATION_NONE	/* a cell's own, each step */
 										  : told->activation;
 	const mpt__module *module = ctx->module ? mpt__module_slot(ctx, ctx->module) : NULL;
 	mpt_node *node = mpt__tracing_node(trace, own ? MPT_NODE_USER_OP : MPT_NODE_OP,
@@ -2103,7 +2104,7 @@ mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mp
 			(int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
 	mpt_scope_begin(ctx);
 	for (int i = 0; i < n_in; i++) {
-		mpt__enter(ctx, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
+		mpt__enter(ctx, "mpt_gradcheck");	/* errors have its name, not that of what it calls */
 		const mpt__tensor *input = mpt__at(ctx, in[i], "an input");
 		if (!input) break;
 		if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)

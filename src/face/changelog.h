@@ -23,7 +23,8 @@
     of several batches, or of parts of one; moments of 8 bits; residual streams in half; as
     few blocks run again as it takes to fit a budget.
     tools/mptrain_compile.h: compiled steps.
-    tools/mptrain_parallel.h: data parallel over MPI, on CPUs.
+    tools/mptrain_parallel.h: data parallel over MPI, on CPUs; batch norms of all ranks; optimizers'
+    states in shards.
     tools/mptrain_tools.h: journals for TensorBoard, as CSV and as JSON lines; what is wrong with a
     training; what this machine does and how fast; profiles as traces for Perfetto; nets in tables
     and pictures; reports; training by forwards alone; nets as ONNX.
