@@ -259,7 +259,7 @@ for c in $cxx_compilers; do two_files $c-two $c '-x c++ -std=gnu++17' -O0; done
 two_files without $cc -std=c11 "-O0 $mixed"
 sed 's/define MPTRAIN_VERSION_PATCH /&9/' "$header" >later.h
 job later-cpu "sed 's/mptrain.h/later.h/' cpu.c >later.c &&
-    $cc -std=c11 -O0 $tools $mixed -DMPT__REAL=double -DMPTRAIN_FILE='\"later.h\"' -c -o later-cpu.o \
+    $cc -std=c11 -O0 ${mixed% *} -DMPT__REAL=double -DMPTRAIN_FILE='\"later.h\"' -c -o later-cpu.o \
         later.c"
 for wrong in '-DMPTRAIN_CPU_SEPARATE -DMPTRAIN_STATIC implementation.c' \
     '-DMPTRAIN_STATIC cpu.c' '-DMPTRAIN_CPU_IMPLEMENTATION implementation.c'; do
