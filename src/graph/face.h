@@ -10,6 +10,7 @@ A compiled step is a captured one, made, called, sliced and destroyed as such, w
 - What computes element by element on equally many elements (sums, products, activations and their
   slopes, casts) goes into one launch, "program", tile by tile in the nearest cache: a chain of five
   such ops reads and writes memory once, not five times.
+  Ops on more than 2^18 halves, whose time goes into conversions, stay alone, but for casts.
 - Tensors that only such a launch makes and reads are never in memory, and take none.
 - Launches are left out whose results nobody reads.
 
