@@ -12,6 +12,9 @@ static mpt_context *make_context(int threads, bool debug) {
     return mpt_create(&config);
 }
 
+/* Elsewhere a compiled step is a captured one. */
+static bool compiles(void) { return mpt_device_count(MPT_DEVICE_CUDA) == 0; }
+
 static void check_ok(mpt_context *context) {
     if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
 }
@@ -34,7 +37,7 @@ static uint64_t train(mpt_dtype precision, int way, int threads, bool debug) {
             step_of(context, &t, b.x, b.y);
     }
     check_ok(context);
-    if (way == 2) {
+    if (way == 2 && compiles()) {
         mpt_compile_stats stats;
         CHECK_EQ_INT(mpt_compile_statistics(step, &stats), MPT_OK);
         CHECK(stats.recordings >= 1 && stats.launches[1] <= stats.launches[0]);
@@ -138,8 +141,9 @@ TEST(chains_go_through_memory_once) {
         CHECK(hash == run_chain(c, 300, 1, 1, NULL));
         CHECK(hash == run_chain(c, 300, 2, 1, &stats));
         CHECK(hash == run_chain(c, 300, 2, 4, &stats));
-        CHECK(stats.programs > 0 && stats.fused > stats.programs && stats.tensors > 0);
-        CHECK(stats.kept_out > 0 && stats.bytes[1] < stats.bytes[0]);
+        CHECK(!compiles() ||
+              (stats.programs > 0 && stats.fused > stats.programs && stats.tensors > 0));
+        CHECK(!compiles() || (stats.kept_out > 0 && stats.bytes[1] < stats.bytes[0]));
         CHECK(run_chain(c, 1, 0, 1, NULL) == run_chain(c, 1, 2, 1, &stats));
         if (test_failures) printf("\n  chain %d", i);
     }
@@ -242,7 +246,8 @@ static uint64_t run_made_up(uint64_t seed, int way, int64_t *fused) {
 }
 
 TEST(any_program_leaves_the_same_bits) {
-    const uint64_t programs = getenv("MPTRAIN_STEPS") ? 60 : 400; /* asked to be short */
+    const bool brief = getenv("MPTRAIN_STEPS") || !compiles(); /* asked to be, or slow */
+    const uint64_t programs = brief ? 60 : 400;
     int64_t fused = 0;
     for (uint64_t seed = 0; seed < programs && !test_failures; seed++) {
         const uint64_t hash = run_made_up(seed, 0, NULL);
@@ -251,7 +256,7 @@ TEST(any_program_leaves_the_same_bits) {
         CHECK(hash == run_made_up(seed, 3, &fused));
         if (test_failures) printf("\n  program %d", (int)seed);
     }
-    CHECK(fused > (int64_t)programs * 5);
+    CHECK(!compiles() || fused > (int64_t)programs * 5);
 }
 
 /* ==== Around it ==== */
@@ -345,6 +350,7 @@ static mpt_status dead_step(mpt_context *context, void *user, mpt_tensor x, mpt_
 }
 
 TEST(what_nobody_reads_is_left_out) {
+    if (!compiles()) SKIP("a CPU backend");
     mpt_context *context = make_context(1, false);
     mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(50));
     mpt_tensor to = mpt_zeros(context, MPT_F32, MPT_SHAPE(50));

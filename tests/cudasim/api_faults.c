@@ -60,8 +60,10 @@ TEST(every_kernel_is_there) {
     };
     mpt__backend backend;
     REQUIRE(mpt__cuda_backend_create(&backend, MPTRAIN_VERSION, 0, false) == MPT_OK);
-    for (int k = 0; k < MPT__KERNEL_COUNT; k++)
-        if (!backend.implements(backend.self, (mpt__kernel)k)) TEST_FAIL_("no %s", names[k]);
+    for (int k = 0; k < MPT__KERNEL_COUNT; k++) /* programs are the CPU's */
+        if (strcmp(names[k], "program") != 0 &&
+            !backend.implements(backend.self, (mpt__kernel)k))
+            TEST_FAIL_("no %s", names[k]);
     CHECK(!backend.implements(backend.self, MPT__KERNEL_COUNT));
     backend.destroy(backend.self);
 }
