@@ -1,6 +1,6 @@
-/* fatbin.c: what machine code an object of nvcc has, a line for each: sm_80, or compute_120 where it
-   is PTX. The names of architectures stand in the code itself, which may be compressed; here they
-   are read from the entries of the container.
+/* fatbin.c: what machine code an object of nvcc has, a line for each: sm_80, or compute_120 where
+   it is PTX. The names of architectures stand in the code itself, which may be compressed; here
+   they are read from the entries of the container.
        fatbin OBJECT */
 #include <stdint.h>
 #include <stdio.h>
@@ -30,8 +30,8 @@ int main(int argc, char **argv) {
     long size = -1;
     if (file && fseek(file, 0, SEEK_END) == 0) size = ftell(file);
     unsigned char *data = size > 0 ? (unsigned char *)malloc((size_t)size) : NULL;
-    if (!data || fseek(file, 0, SEEK_SET) != 0 || fread(data, 1, (size_t)size, file) != (size_t)size)
-        return 1;
+    if (!data || fseek(file, 0, SEEK_SET) != 0) return 1;
+    if (fread(data, 1, (size_t)size, file) != (size_t)size) return 1;
     for (long i = 0; i + 16 < size; i++) {
         if (memcmp(data + i, magic, sizeof magic) != 0) continue;
         const uint64_t header = number_at(data + i + 6, 2), bytes = number_at(data + i + 8, 8);
