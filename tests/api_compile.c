@@ -369,11 +369,36 @@ TEST(what_nobody_reads_is_left_out) {
     mpt_destroy(context);
 }
 
+static mpt_status turning_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const mpt_tensor to = *(const mpt_tensor *)user;
+    (void)x, (void)y;
+    mpt_step_begin(context);
+    mpt_no_grad_begin(context);
+    mpt_copy_(to, mpt_neg(mpt_transpose(to, 0, 1)));
+    mpt_no_grad_end(context);
+    return mpt_step_end(context);
+}
+
+/* What is read across cannot be written where it is read. */
+TEST(what_is_turned_in_place_stays_apart) {
+    enum { N = 60 }; /* more than goes through a block at once */
+    mpt_context *context = make_context(1, false);
+    mpt_tensor to = mpt_randn(context, MPT_F32, MPT_SHAPE(N, N));
+    static float before[N * N], after[N * N];
+    mpt_captured step = mpt_compile(context, turning_step, &to);
+    mpt_read(to, before, sizeof before);
+    for (int i = 0; i < 5; i++) mpt_captured_step(step, to, to);
+    mpt_read(to, after, sizeof after);
+    for (int i = 0; i < N * N; i++) CHECK_NEAR(after[i], -before[i % N * N + i / N], 0);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST_TABLE = {
     T(compiled_steps_leave_the_same_bits), T(chains_go_through_memory_once),
     T(any_program_leaves_the_same_bits),   T(errors_are_named),
     T(without_memory_steps_go_on),         T(steady_steps_allocate_nothing),
-    T(what_nobody_reads_is_left_out),
+    T(what_nobody_reads_is_left_out),      T(what_is_turned_in_place_stays_apart),
 };
 
 TEST_MAIN

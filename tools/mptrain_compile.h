@@ -74,7 +74,7 @@ MPTRAIN_API mpt_status mpt_compile_statistics(mpt_captured step, mpt_compile_sta
  *
  * A program is made of members: launches that lie behind those of the recording, whose operands are
  * numbers of the program's own operands, or of tiles. Each runs by the body of its own kernel, on a
- * few hundred elements at a time, so that what one member writes the next one finds in the nearest
+ * thousand elements at a time, so that what one member writes the next one finds in the nearest
  * cache; of tiles there is nothing else. The bits are those of one launch after the other.
  * ---- */
 
@@ -196,6 +196,7 @@ static double mpt__cpu_program_member(
 		mpt__cpu_loop_over(&map->walk[k].loop, &member->operand[k]);
 	}
 #ifndef MPTRAIN_NO_SIMD
+	if (member->kernel == MPT__K_BINARY && mpt__cpu_gates(own)) map->body = mpt__cpu_gate_body;
 	if (mpt__cpu_program_streams(map, w->tile[m])) map->body = mpt__cpu_program_stream;
 #endif
 	return ns;
@@ -334,6 +335,16 @@ static bool mpt__converts_much(const mpt__launch *launch) {
 		mpt__operand_elements(&launch->operand[0]) > MPT__COMPILE_HALVES;
 }
 
+/* Not to another layout, for which COPY has kernels of its own; nor to a form of weights, which is
+   made only where it is stale. */
+static bool mpt__copies_plainly(const mpt__compiler *c, const mpt__launch *launch) {
+	const mpt__operand *from = &launch->operand[0], *to = &launch->operand[1];
+	const bool alike = from->rank == to->rank &&
+		memcmp(from->stride, to->stride, to->rank * sizeof *to->stride) == 0;
+	return (alike || (mpt__operand_dense(from) && mpt__operand_dense(to))) &&
+		c->ctx->storages[to->storage].kind != MPT_MEMORY_FORM;
+}
+
 /* What computes elements by themselves, and not by a table or by other means of its own. */
 static bool mpt__may_be_member(const mpt__compiler *c, const mpt__launch *launch) {
 	const mpt__backend *backend = &c->ctx->backend;
@@ -342,9 +353,7 @@ static bool mpt__may_be_member(const mpt__compiler *c, const mpt__launch *launch
 	for (int i = 0; i < n; i++)
 		if (!launch->operand[i].storage || !mpt__is_plain_dtype(launch->operand[i].dtype))
 			return false;
-	if (launch->kernel == MPT__K_COPY &&	/* which is made where it is stale */
-		c->ctx->storages[launch->operand[1].storage].kind == MPT_MEMORY_FORM)
-		return false;
+	if (launch->kernel == MPT__K_COPY && !mpt__copies_plainly(c, launch)) return false;
 	if (mpt__converts_much(launch)) return false;
 	if (launch->slot[0] != MPT__SLOT_NONE) return false;	/* which a launch between may change */
 	return mpt__operand_elements(&launch->operand[n - 1]) > 0 &&
@@ -658,7 +667,8 @@ static bool mpt__compile_adopt(mpt__compiler *c) {
 	return true;
 }
 
-/* Rewrites the recording under way. Without memory for that it stays as it is. */
+/* Rewrites the recording under way. Without memory for that the call fails, as a recording without
+   memory does: the step has run, and a later one is recorded. */
 static void mpt__compile_recording(mpt_context *ctx, mpt__compiled *compiled) {
 	const mpt_clock *clock = &ctx->base.clock;
 	const double start = clock->now(clock->user);

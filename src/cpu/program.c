@@ -3,7 +3,7 @@
  *
  * A program is made of members: launches that lie behind those of the recording, whose operands are
  * numbers of the program's own operands, or of tiles. Each runs by the body of its own kernel, on a
- * few hundred elements at a time, so that what one member writes the next one finds in the nearest
+ * thousand elements at a time, so that what one member writes the next one finds in the nearest
  * cache; of tiles there is nothing else. The bits are those of one launch after the other.
  * ---- */
 #ifndef MPT__CPU_PROGRAM_INCLUDED
@@ -129,6 +129,7 @@ static double mpt__cpu_program_member(
         mpt__cpu_loop_over(&map->walk[k].loop, &member->operand[k]);
     }
 #ifndef MPTRAIN_NO_SIMD
+    if (member->kernel == MPT__K_BINARY && mpt__cpu_gates(own)) map->body = mpt__cpu_gate_body;
     if (mpt__cpu_program_streams(map, w->tile[m])) map->body = mpt__cpu_program_stream;
 #endif
     return ns;

@@ -32,45 +32,6 @@ typedef struct mpt__norm_sync {
 
 /* ==== Elements ==== */
 
-static void mpt__line_get(
-    const void *data, int dtype, int64_t at, int64_t stride, int64_t count, double *to) {
-    switch (dtype) {
-    case MPT_F64:
-        for (int64_t i = 0; i < count; i++) to[i] = ((const double *)data)[at + i * stride];
-        break;
-    case MPT_F32:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = (double)((const float *)data)[at + i * stride];
-        break;
-    case MPT_F16:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = (double)mpt__f16_to_f32(((const uint16_t *)data)[at + i * stride]);
-        break;
-    default:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = (double)mpt__bf16_to_f32(((const uint16_t *)data)[at + i * stride]);
-    }
-}
-
-static void mpt__line_put(
-    void *data, int dtype, int64_t at, int64_t stride, int64_t count, const double *from) {
-    switch (dtype) {
-    case MPT_F64:
-        for (int64_t i = 0; i < count; i++) ((double *)data)[at + i * stride] = from[i];
-        break;
-    case MPT_F32:
-        for (int64_t i = 0; i < count; i++) ((float *)data)[at + i * stride] = (float)from[i];
-        break;
-    case MPT_F16:
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[at + i * stride] = mpt__f32_to_f16((float)from[i]);
-        break;
-    default:
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[at + i * stride] = mpt__f32_to_bf16((float)from[i]);
-    }
-}
-
 /* An operand of the norm's, [N, 1, C, S], or one number for each channel. */
 static bool mpt__norm_has(const mpt__launch *launch, int i) {
     return i < launch->n_operands && launch->operand[i].storage != 0;
@@ -81,14 +42,20 @@ static void mpt__channels_get(
     const mpt__operand *o = &launch->operand[i];
     for (int64_t c = 0; c < channels && !mpt__norm_has(launch, i); c++) to[c] = 1.0;
     if (mpt__norm_has(launch, i))
-        mpt__line_get(ctx->data[o->storage], o->dtype, o->offset, 1, channels, to);
+        mpt__load_f64(to, ctx->data[o->storage], o->dtype, o->offset, 1, channels);
 }
 
-/* A piece of a line: `at` elements along `step` from the origin that `from` gives. */
+/* Where element `at` of a line lies; lines go along channels, or along what is in one. */
 static int64_t mpt__line_place(
     const mpt__operand *o, int64_t n, int64_t line, int64_t at, bool along_channels) {
     return o->offset + n * o->stride[0] + line * o->stride[along_channels ? 3 : 2] +
         at * o->stride[along_channels ? 2 : 3];
+}
+
+static void mpt__line_get(const mpt_context *ctx, const mpt__operand *o, const int64_t where[3],
+    bool along, int64_t count, double *to) {
+    mpt__load_f64(to, ctx->data[o->storage], o->dtype,
+        mpt__line_place(o, where[0], where[1], where[2], along), o->stride[along ? 2 : 3], count);
 }
 
 static void mpt__sync_piece(mpt_context *ctx, const mpt__launch *launch, const mpt__norm_sync *sync,
@@ -96,21 +63,14 @@ static void mpt__sync_piece(mpt_context *ctx, const mpt__launch *launch, const m
     double x[MPT__SYNC_PIECE], y[MPT__SYNC_PIECE], gate[MPT__SYNC_PIECE];
     static const int of[] = {0, 0, 1, 6};
     const mpt__operand *o = &launch->operand[0], *other = &launch->operand[of[pass]];
-    const int step = along ? 2 : 3, by = along ? 1 : 0;
+    const int by = along ? 1 : 0;
     const int64_t c = along ? where[2] : where[1];
     const double *mean = sync->mean + c;
     double *a = sync->a + c, *b = sync->b + c;
-    mpt__line_get(ctx->data[o->storage], o->dtype, mpt__line_place(o, where[0], where[1], where[2],
-        along), o->stride[step], count, x);
-    const int64_t place = mpt__line_place(other, where[0], where[1], where[2], along);
-    if (pass >= MPT__SYNC_SLOPES)
-        mpt__line_get(
-            ctx->data[other->storage], other->dtype, place, other->stride[step], count, y);
+    mpt__line_get(ctx, o, where, along, count, x);
+    if (pass >= MPT__SYNC_SLOPES) mpt__line_get(ctx, other, where, along, count, y);
     if (pass == MPT__SYNC_SLOPES && launch->index[2] && mpt__norm_has(launch, 5)) {
-        const mpt__operand *out = &launch->operand[5];
-        mpt__line_get(ctx->data[out->storage], out->dtype,
-            mpt__line_place(out, where[0], where[1], where[2], along), out->stride[step], count,
-            gate);
+        mpt__line_get(ctx, &launch->operand[5], where, along, count, gate);
         for (int64_t i = 0; i < count; i++) y[i] = gate[i] > 0 ? y[i] : 0;
     }
     for (int64_t i = 0, k = 0; i < count; i++, k += by) {
@@ -123,8 +83,9 @@ static void mpt__sync_piece(mpt_context *ctx, const mpt__launch *launch, const m
         }
     }
     if (pass == MPT__SYNC_CORRECT)
-        mpt__line_put(
-            ctx->data[other->storage], other->dtype, place, other->stride[step], count, y);
+        mpt__store_f64(ctx->data[other->storage], other->dtype,
+            mpt__line_place(other, where[0], where[1], where[2], along),
+            other->stride[along ? 2 : 3], y, count);
 }
 
 /* All elements, along memory where x lies so. */
@@ -189,8 +150,8 @@ static void mpt__sync_forward(
     for (int i = 6; i <= 8; i += 2) {
         mpt__operand *o = &launch->operand[i];
         o->access = MPT__READ;
-        mpt__line_put(ctx->data[o->storage], o->dtype, o->offset, 1, channels,
-            i == 6 ? sync->a : sync->b);
+        mpt__store_f64(ctx->data[o->storage], o->dtype, o->offset, 1,
+            i == 6 ? sync->a : sync->b, channels);
     }
     launch->index[1] = 1;
 }

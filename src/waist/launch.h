@@ -339,18 +339,19 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
     K(GATE_BITS, gate_bits, 0) \
     K(GATE_OPEN, gate_open, 0)
 #endif
+#define MPT__GATE_GROUP 512
+#define MPT__GATE_WORDS 16
 
-/* PROGRAM   index[1] launches in one, which stand index[0] launches behind it: see
-             cpu/program.c. */
+/* ---- Programs ----
+ *
+ * PROGRAM   index[1] launches in one, which stand index[0] launches behind it: see
+ *           cpu/program.c. */
 #ifdef MPTRAIN_COMPILE
 #define MPT__PROGRAM_KERNELS(K) K(PROGRAM, program, 0)
 #else
 #define MPT__PROGRAM_KERNELS(K)
 #endif
 #define MPT__PROGRAM_MEMBERS 8
-
-#define MPT__GATE_GROUP 512
-#define MPT__GATE_WORDS 16
 
 /* ---- Recurrent cells ----
  *
